@@ -1,0 +1,348 @@
+"""The job file: every setting with its default, validated before anything heavy is imported.
+
+A `Job` holds what the user asked for and nothing else: no counters, no clients, no tensors; printing
+it is enough to run it again. What `auto` stands for is decided once, by `harvest.plan`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from harvest.errors import RequestError
+
+Auto = Literal["auto"]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+DIRECTION_NAME = r"^[A-Za-z0-9_.-]+$"
+SECRETS = ("secret", "token", "password", "credential", "key")
+"""Words that no setting of `run.storage` may carry: secrets come from the environment only."""
+
+
+class Settings(BaseModel):
+    """One table of the job file. Unknown keys are errors; TOML types are taken as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class ModelSettings(Settings):
+    """The checkpoint; everything as in transformers."""
+
+    name: str = Field(min_length=1)
+    """Hub id, folder, `.gguf` file or `package:NAME/inside/path`."""
+    revision: str = "main"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: the checkpoint's own."""
+    device: str = "auto"
+    attention: str = "auto"
+    device_map: str | None = None
+    trust_remote_code: bool = False
+    adapter: str | None = None
+    quantization: Literal["nf4", "int8"] | None = None
+    options: dict[str, Any] = {}
+
+
+class DataSettings(Settings):
+    """The dataset, as `datasets.load_dataset` takes it, or local files by path or glob."""
+
+    path: str = Field(min_length=1)
+    name: str | None = None
+    files: str | Annotated[list[str], Field(strict=False)] | dict[str, Any] | None = None
+    split: str | None = None
+    revision: str | None = None
+    text: str | None = None
+    """Column with text (dotted for nested fields); `text` where none of the three is given."""
+    messages: str | None = None
+    """Column with chat messages, or a plain string for one user turn."""
+    ids: str | None = None
+    """Column with token ids."""
+    contrast: Annotated[tuple[str, str], Field(strict=False)] | None = None
+    spans: str | None = None
+    keep: Names | None = None
+    limit: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    sample: float | None = Field(default=None, gt=0, le=1)
+    """Share of the documents, by hash of (document id, seed)."""
+    seed: int = 0
+    on_bad: Literal["fail", "skip"] = "fail"
+
+    @model_validator(mode="after")
+    def _one_kind_of_input(self) -> DataSettings:
+        given = [k for k in ("text", "messages", "ids", "contrast") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of text, messages, ids and contrast, not {' and '.join(given)}")
+        return self
+
+    @property
+    def kind(self) -> Literal["text", "messages", "ids"]:
+        """What the column holds."""
+        return "messages" if self.messages is not None else "ids" if self.ids is not None else "text"
+
+    @property
+    def column(self) -> str:
+        """The column that the documents come from."""
+        return self.messages or self.ids or self.text or "text"
+
+
+class ChatSettings(Settings):
+    """How chat messages become text."""
+
+    generation_prompt: bool | Auto = "auto"
+    """`auto`: when the last turn is the user's."""
+    system: str | None = None
+    kwargs: dict[str, Any] = {}
+
+
+class TokenSettings(Settings):
+    """From documents to the windows that the model reads."""
+
+    context: int | Auto = Field(default="auto")
+    long: Literal["chunk", "truncate", "fail"] = "chunk"
+    tokenizer: str | None = None
+    bos: Literal["auto", "always", "window", "never"] = "auto"
+    separator: Literal["eos", "bos", "none"] = "eos"
+    special_in_text: Literal["literal", "parse"] = "literal"
+    batch: int | Auto = "auto"
+    """Tokens of one forward, padding included."""
+    batching: Literal["auto", "sorted", "packed", "concatenated"] = "auto"
+
+    @model_validator(mode="after")
+    def _positive(self) -> TokenSettings:
+        for key in ("context", "batch"):
+            value = getattr(self, key)
+            if value != "auto" and value < 1:
+                raise ValueError(f"{key} = {value}: allowed are 'auto' or a whole number of at least 1")
+        return self
+
+
+def _check_layers(value: Any) -> Any:
+    if value == "all":
+        return value
+    if not isinstance(value, list | tuple) or not value or not all(type(v) is int for v in value):
+        raise ValueError("allowed are 'all' or a list of whole numbers, negative from the end")
+    return tuple(value)
+
+
+def _check_positions(value: Any) -> Any:
+    if value in ("all", "last", "first"):
+        return value
+    if isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
+        return tuple(value)
+    if isinstance(value, dict) and len(value) == 1:
+        (key, inner), *_ = value.items()
+        if key == "every" and type(inner) is int and inner >= 1:
+            return value
+        if key == "sample" and type(inner) in (int, float) and 0 < inner <= 1:
+            return value
+        if key == "span" and isinstance(inner, list | tuple) and all(isinstance(v, str) for v in inner):
+            return {"span": tuple(inner)}
+    raise ValueError(
+        "allowed are 'all', 'last', 'first', a list of whole numbers, {every = 4}, {sample = 0.1} and {span = [...]}"
+    )
+
+
+def _check_exclude(value: Any) -> Any:
+    if isinstance(value, list | tuple) and all(v in ("bos", "special") or type(v) is int for v in value):
+        return tuple(value)
+    raise ValueError("allowed is a list of 'bos', 'special' and token ids")
+
+
+Layers = Annotated[Any, BeforeValidator(_check_layers)]
+Positions = Annotated[Any, BeforeValidator(_check_positions)]
+Exclude = Annotated[Any, BeforeValidator(_check_exclude)]
+
+
+class CaptureSettings(Settings):
+    """Which vectors are taken."""
+
+    sites: Names = Field(default=("residual",), min_length=1)
+    layers: Layers = "all"
+    """`all`, or a tuple of ints; negative counts from the end."""
+    positions: Positions = "all"
+    """`all`, `last`, `first`, a tuple of ints, {every}, {sample} or {span}."""
+    pool: Annotated[tuple[Literal["mean", "last", "max"], ...], Field(strict=False)] | None = None
+    exclude: Exclude = ()
+    """`bos`, `special` and token ids that are left out, never shifting the rest."""
+    store: bool = True
+
+
+class StoreSettings(Settings):
+    """How rows are kept."""
+
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
+    compression: Literal["none", "zstd"] = "none"
+    chunk_mb: float = Field(default=8, gt=0, le=1024)
+    """MiB of an inner chunk."""
+    shard_documents: Annotated[int, Field(ge=1)] | Auto = "auto"
+    memory_gb: Annotated[float, Field(gt=0)] | Auto = "auto"
+
+
+class StatisticsSettings(Settings):
+    """Reductions that every run can keep beside or instead of its rows."""
+
+    moments: bool = True
+    covariance: bool = False
+
+
+class DirectionSettings(Settings):
+    """One concept, whose directions are accumulated while the data streams by."""
+
+    name: str = Field(pattern=DIRECTION_NAME)
+    column: str | None = None
+    positive: Names | dict[str, Any] | None = None
+    negative: Names | Literal["rest"] | dict[str, Any] | None = None
+    read: Any = "last"
+    modes: Annotated[
+        tuple[
+            Literal["mean_difference", "paired_rejection", "single_group", "whitened", "pca", "leace", "logistic"], ...
+        ],
+        Field(strict=False),
+    ] = ("mean_difference",)
+    pair: str | None = None
+    weight: str | None = None
+    correct_only: bool = False
+    holdout: float | str = 0.2
+    examples: int = Field(default=4096, ge=1)
+
+
+class RunSettings(Settings):
+    """Where results go and what works on them; nothing here changes a value that is stored."""
+
+    path: str = Field(min_length=1)
+    storage: dict[str, Any] = {}
+    workers: Annotated[int, Field(ge=1)] | Auto = "auto"
+    executor: Literal["auto", "inline", "ray"] = "auto"
+    address: str | None = None
+    gpus_per_worker: Annotated[float, Field(ge=0)] | Auto = "auto"
+    cpus_per_worker: Annotated[float, Field(gt=0)] | Auto = "auto"
+    threads: Annotated[int, Field(ge=1)] | Auto = "auto"
+    attempts: int = Field(default=3, ge=1)
+    overwrite: bool = False
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> RunSettings:
+        for key in self.storage:
+            if any(word in key.lower() for word in SECRETS):
+                raise ValueError(f"storage.{key}: secrets are read from the environment only; leave it out")
+        return self
+
+
+class Job(Settings):
+    """What the user asks for."""
+
+    model: ModelSettings
+    data: DataSettings
+    run: RunSettings
+    chat: ChatSettings = ChatSettings()
+    tokens: TokenSettings = TokenSettings()
+    capture: CaptureSettings = CaptureSettings()
+    store: StoreSettings = StoreSettings()
+    statistics: StatisticsSettings = StatisticsSettings()
+    directions: Annotated[tuple[DirectionSettings, ...], Field(strict=False)] = ()
+    answers: dict[str, str] = {}
+
+
+def load_job(source: Job | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Job:
+    """The job in a TOML file, a mapping or as it is, with `key.sub=value` overrides laid over it.
+
+    Raises RequestError with one line that names the setting, its value and what is allowed.
+    """
+    if isinstance(source, Job):
+        settings: dict[str, Any] = source.model_dump(mode="json", exclude_unset=True)
+    elif isinstance(source, Mapping):
+        settings = json.loads(json.dumps(source, default=_plain))
+    else:
+        settings = _read_toml(Path(source))
+    for override in overrides:
+        _override(settings, override)
+    try:
+        return Job.model_validate(settings)
+    except ValidationError as error:
+        raise RequestError(_one_line(error)) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise RequestError(f"a job holds text, numbers, lists and tables; {type(value).__name__} is none of them")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError(f"job file {path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"job file {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"job file {path}: not valid TOML: {error}") from None
+
+
+def _override(settings: dict[str, Any], override: str) -> None:
+    """Lays `key.sub=value` over the settings; the value parses as TOML, else it is text."""
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise RequestError(f"--set {override}: expected key.sub=value, for example data.limit=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = settings
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise RequestError(f"--set {override}: {part} is not a table")
+    table[parts[-1]] = value
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first thing that is wrong, as `setting = value: what is allowed`."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if _is_setting(part))
+    if first["type"] == "extra_forbidden":
+        known = _settings_at(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"{where}: unknown setting; {hint}known here: {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{where}: missing; it has no default"
+    message = first["msg"].removeprefix("Value error, ")
+    value = first["input"]
+    shown = "" if isinstance(value, dict) and first["type"] == "value_error" else f" = {value!r}"
+    return f"{where}{shown}: {message[0].lower()}{message[1:]}".removeprefix(": ")
+
+
+def _is_setting(part: Any) -> bool:
+    """Drops the labels that pydantic puts in for the members of a union."""
+    return isinstance(part, int) or part.replace("_", "").isalpha() and part.islower() and part not in ("int", "float", "str", "bool")
+
+
+def _settings_at(location: Iterable[Any]) -> list[str]:
+    fields = Job.model_fields
+    for part in location:
+        if isinstance(part, int):
+            continue
+        inner = fields[part].annotation
+        fields = DirectionSettings.model_fields if part == "directions" else inner.model_fields  # type: ignore[union-attr]
+    return list(fields)
+
+
+def resolve_package(name: str, setting: str) -> str:
+    """`package:NAME/inside/path` as a path of the installed package, found without importing it; else `name`."""
+    if not name.startswith("package:"):
+        return name
+    package, _, inside = name.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise RequestError(f"{setting} = {name!r}: no installed Python package is called {package!r}")
+    path = Path(next(iter(spec.submodule_search_locations))) / inside
+    if not path.exists():
+        raise RequestError(f"{setting} = {name!r}: the package has no {inside!r}")
+    return str(path)

@@ -1,0 +1,46 @@
+"""What can go wrong, by who can mend it: the user's request, the work itself, or a damaged store."""
+
+from __future__ import annotations
+
+
+class HarvestError(Exception):
+    """Base of every error that Harvest raises on purpose; its text is one line for the user."""
+
+    status = 1
+    """Exit status of the command that ends with this error."""
+
+
+class RequestError(HarvestError, ValueError):
+    """The request is wrong: names the setting, its value and what is allowed. Nothing was written."""
+
+    status = 2
+
+
+class NotBuiltError(RequestError):
+    """A setting or call of the documented interface that this version does not have yet."""
+
+
+class DocumentError(HarvestError):
+    """A document cannot be used, and would not be usable at a second try either."""
+
+    def __init__(self, document: int, reason: str, where: str = "") -> None:
+        self.document, self.reason, self.where = document, reason, where
+        super().__init__(f"document {document}{f' ({where})' if where else ''}: {reason}")
+
+
+class WorkError(HarvestError):
+    """The work failed: names the shard, document or worker."""
+
+
+class LostLeaseError(HarvestError):
+    """Another coordinator has taken this run over; whatever this process still does must not count."""
+
+
+class DamageError(HarvestError):
+    """What is on disk is not what the ledger says."""
+
+
+class Interrupted(HarvestError):
+    """Stopped on request; the same command resumes."""
+
+    status = 130

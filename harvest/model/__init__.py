@@ -1,0 +1,1 @@
+"""Loading a model, naming its sites, capturing what they compute."""

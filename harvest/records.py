@@ -1,0 +1,238 @@
+"""The records that travel between the stages; each one explains itself, none of them does anything.
+
+Shapes in comments: n rows, T tokens of a sequence, B sequences of a batch, d width of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+DOCUMENTS_PER_FILE = 2**40
+"""A document's id is `file number * 2**40 + row in file`: known without counting, never moving."""
+
+FORMAT_VERSION = 1
+"""Of the run folder; a reader refuses a version that it does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file of the dataset (or one object of the caller's, which counts as one file)."""
+
+    number: int
+    """Position in the sorted list of files; the upper part of every document id in it."""
+    name: str
+    """What `@file` shows and messages name: the path relative to the dataset, or a label."""
+    path: str
+    """What is opened: a local path or URL; empty for objects of the caller's."""
+    format: str
+    """jsonl, json, csv, txt, parquet, arrow, stream (rows that only `datasets` can read) or objects."""
+    rows: int | None
+    """Rows in the file; None where only reading to the end can tell."""
+    fingerprint: str
+    """Changes when the content does (size and both ends, ETag, or commit)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Shard:
+    """A slice of consecutive rows of one source file: the unit of work, retry and commit."""
+
+    file: int
+    """Number of the source file."""
+    index: int
+    """Position among the shards of its file."""
+    start: int
+    """First row of the slice."""
+    stop: int
+    """One past the last row of the slice; may lie beyond the end of a file of unknown length."""
+
+    @property
+    def key(self) -> str:
+        """The name in the ledger, sortable as text: `f00000-s000017`."""
+        return f"f{self.file:05d}-s{self.index:06d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """One row of a source file, projected to the columns that the job uses."""
+
+    row: int
+    """Row number in the file."""
+    values: Mapping[str, Any]
+    """Requested column -> value; empty where the row could not be parsed."""
+    error: str | None = None
+    """Why the row could not be parsed, naming file and line; None for a good row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentRow:
+    """What `documents()` says about one document."""
+
+    document: int
+    """The id."""
+    tokens: int
+    """Tokens of the whole document, before truncation; 0 where it could not be tokenised."""
+    rows: int
+    """Rows stored of it."""
+    status: str
+    """`stored` or `skipped`."""
+    reason: str | None
+    """Why it was skipped, or what was left out of it (`truncated`)."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """The columns of `data.keep`, as read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What one forward sequence is: a slice of one document's tokens, and where its rows go."""
+
+    ids: np.ndarray
+    """int32 [T]: what the model reads, a window's own BOS included."""
+    keep: np.ndarray
+    """int32 [k], rising: the positions within `ids` whose rows are stored."""
+    row: int
+    """Row within the shard of the first kept position; the others follow without gaps."""
+    document: int
+    """The document's id, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenColumns:
+    """The token table of a shard, row by row with its arrays."""
+
+    document: np.ndarray
+    """int64 [n]"""
+    position: np.ndarray
+    """int32 [n]: position in the document's full token sequence."""
+    token: np.ndarray
+    """int32 [n]"""
+    chunk: np.ndarray
+    """int32 [n]: which window of the document."""
+    special: np.ndarray
+    """bool [n]: a special token of the tokenizer."""
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardText:
+    """A shard, tokenised whole: every row's place is known before the first forward."""
+
+    documents: Sequence[DocumentRow]
+    """Every wanted document of the shard in dataset order, skipped ones too."""
+    windows: Sequence[Window]
+    """In dataset order; windows without a kept position are left out (nothing to run them for)."""
+    tokens: TokenColumns
+    """In row order."""
+    forward_tokens: int
+    """Tokens that the windows feed to the model, padding not counted."""
+    source_digest: str
+    """Hash of the rows read, in the columns used: compared when the shard is harvested again."""
+    ended: bool
+    """The source file ended before the slice did, or exactly with it."""
+    cursor: Mapping[str, Any] | None
+    """Where a reader of the next slice may go on (JSON); None where it seeks by itself."""
+    cut: bool
+    """`data.limit` or `data.max_tokens` ended the shard early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One forward: windows padded on the right to a common length."""
+
+    input_ids: np.ndarray
+    """int64 [B, T]"""
+    lengths: np.ndarray
+    """int64 [B]: real tokens of each window."""
+    source: np.ndarray
+    """int64 [n], flat indices b * T + t of the kept tokens."""
+    rows: np.ndarray
+    """int64 [n]: the row of each kept token within the sort window."""
+    spans: Sequence[tuple[int, int, int]]
+    """(first source, first row, count): the same as runs without gaps, so that a copy can be one slice."""
+    documents: np.ndarray
+    """int64 [B]: the document of each window, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortWindow:
+    """Consecutive windows of a shard that are sorted by length among themselves and written together."""
+
+    first_row: int
+    """Row within the shard of the window's first row."""
+    rows: int
+    """Rows in it."""
+    batches: Sequence[Batch]
+    """In the order in which they run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """One array of a shard before it is written."""
+
+    rows: int
+    """Rows of the shard."""
+    width: int
+    """Values of a row."""
+    dtype: str
+    """float32, float16 or bfloat16."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Zarr attributes: model, site, layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """One file of a committed attempt, as the ledger vouches for it."""
+
+    bytes: int
+    """Exact size."""
+    crc32c: str
+    """Castagnoli checksum of the whole object, 8 hex digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """A shard's commit record. A shard without one does not exist."""
+
+    format: int
+    """Version of the run folder."""
+    shard: Shard
+    """The slice."""
+    attempt: str
+    """Folder of the attempt that counts: `<key>.<life>-<number>`."""
+    rows: int
+    """Rows of every array and of the token table."""
+    documents: int
+    """Documents listed, skipped ones included."""
+    skipped: Mapping[str, int]
+    """Reason -> documents skipped for it."""
+    tokens: int
+    """Tokens of the stored documents that ran through the model (windows' own BOS not counted)."""
+    dropped_tokens: int
+    """Tokens cut off by `tokens.long = "truncate"`."""
+    forward_tokens: int
+    """Tokens that the model read."""
+    non_finite: Mapping[str, int]
+    """Name -> values that are NaN or infinite; names without any are left out."""
+    zero_rows: Mapping[str, int]
+    """Name -> rows that are zero throughout; names without any are left out."""
+    objects: Mapping[str, StoredObject]
+    """Path within the attempt -> what must be there."""
+    keys_digest: str
+    """Hash of the (document, variant, position, token) keys in row order: equal for runs over the same tokens."""
+    source_digest: str
+    """Hash of the source rows read."""
+    ended: bool
+    """The source file ends with this shard."""
+    cut: bool
+    """`data.limit` or `data.max_tokens` ended this shard early; it is harvested again when they grow."""
+    cursor: Mapping[str, Any] | None
+    """Where the next slice of the file goes on, for files that cannot be sought."""
+    environment: Mapping[str, str]
+    """Hardware, libraries and threads that the bits depend on."""
+    seconds: Mapping[str, float]
+    """Stage -> busy seconds."""

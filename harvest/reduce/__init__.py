@@ -1,0 +1,1 @@
+"""Associative running sums over rows: zero, update, merge, finalise."""

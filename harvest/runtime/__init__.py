@@ -1,0 +1,1 @@
+"""Who runs the shards: this process, or workers on a cluster."""

@@ -1,0 +1,1 @@
+"""Rows of a dataset, addressed by (file, row range)."""

@@ -1,0 +1,1 @@
+"""The run folder: files, arrays, tables, ledger."""

@@ -1,0 +1,1 @@
+"""From documents to the batches that a model reads."""
