@@ -321,7 +321,12 @@ def _one_line(error: ValidationError) -> str:
 
 def _is_setting(part: Any) -> bool:
     """Drops the labels that pydantic puts in for the members of a union."""
-    return isinstance(part, int) or part.replace("_", "").isalpha() and part.islower() and part not in ("int", "float", "str", "bool")
+    return (
+        isinstance(part, int)
+        or part.replace("_", "").isalpha()
+        and part.islower()
+        and part not in ("int", "float", "str", "bool")
+    )
 
 
 def _settings_at(location: Iterable[Any]) -> list[str]:

@@ -1,0 +1,260 @@
+"""The checkpoint: described without its weights, loaded as transformers loads it, known by its content.
+
+The only home of `transformers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from harvest.config import ModelSettings, resolve_package
+from harvest.errors import NotBuiltError, RequestError
+
+HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
+"""Files of a model folder that its fingerprint covers."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_CONTEXT = 2048
+"""`tokens.context = "auto"` stops here: longer windows are a choice, not a default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where a checkpoint is."""
+
+    where: str
+    """Folder or hub id."""
+    gguf_file: str | None
+    """File within the folder, for a GGUF."""
+    revision: str | None
+    """Of a hub id."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For every `from_pretrained`."""
+        return {
+            key: value
+            for key, value in (("gguf_file", self.gguf_file), ("revision", self.revision))
+            if value is not None
+        }
+
+    @property
+    def local(self) -> Path | None:
+        """The folder or file whose content is hashed; None for a hub id."""
+        return None if self.revision is not None else Path(self.where, self.gguf_file or "")
+
+
+def locate(name: str, revision: str = "main", setting: str = "model.name") -> Checkpoint:
+    """Finds a checkpoint by hub id, folder, `.gguf` file or `package:`; RequestError where there is none."""
+    path = Path(resolve_package(name, setting))
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise RequestError(f"{setting} = {name!r}: no such file")
+        return Checkpoint(where=str(path.parent), gguf_file=path.name, revision=None)
+    if path.is_dir():
+        if not (path / "config.json").is_file() and setting == "model.name":
+            raise RequestError(f"{setting} = {name!r}: the folder has no config.json, so it is no checkpoint")
+        return Checkpoint(where=str(path), gguf_file=None, revision=None)
+    if path.exists() or not HUB_ID.match(name):
+        raise RequestError(f"{setting} = {name!r}: neither a folder, a .gguf file, package:NAME/path nor a hub id")
+    return Checkpoint(where=name, gguf_file=None, revision=revision)
+
+
+@contextlib.contextmanager
+def _one_clear_line(setting: str, name: str) -> Iterator[None]:
+    """Turns what transformers says over many lines into one that names the setting."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, RequestError):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"{setting} = {name!r}: cannot be loaded: {reason[:400]}") from error
+
+
+def load_config(settings: ModelSettings) -> Any:
+    """The checkpoint's config, without weights."""
+    checkpoint = locate(settings.name, settings.revision)
+    with _quiet(), _one_clear_line("model.name", settings.name):
+        return AutoConfig.from_pretrained(
+            checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
+        )
+
+
+def skeleton(config: Any, settings: ModelSettings) -> Any:
+    """The model on the meta device: its modules, sites and attention, in a second and without memory."""
+    head = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
+    with _quiet(), _one_clear_line("model.name", settings.name), torch.device("meta"):
+        return head.from_config(config, **_attention(settings))
+
+
+def load_model(settings: ModelSettings, dtype: str, device: str) -> Any:
+    """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16)."""
+    _refuse_unbuilt(settings)
+    checkpoint, config = locate(settings.name, settings.revision), load_config(settings)
+    head = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
+    with _quiet(), _one_clear_line("model.name", settings.name):
+        model = head.from_pretrained(
+            checkpoint.where,
+            config=config,
+            dtype=DTYPES[dtype],
+            trust_remote_code=settings.trust_remote_code,
+            **checkpoint.arguments,
+            **_attention(settings),
+            **settings.options,
+        )
+    return model.to(device).eval()
+
+
+def load_tokenizer(settings: ModelSettings, name: str | None) -> Any:
+    """The tokenizer called `name`, else the model's own; None where the model has none (token ids need none)."""
+    setting = "tokens.tokenizer" if name else "model.name"
+    checkpoint = locate(name or settings.name, settings.revision if not name else "main", setting)
+    if name is None and checkpoint.local is not None and checkpoint.local.is_dir():
+        if not any((checkpoint.local / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
+            return None
+    with _quiet(), _one_clear_line(setting, name or settings.name):
+        return AutoTokenizer.from_pretrained(
+            checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
+        )
+
+
+def _attention(settings: ModelSettings) -> dict[str, str]:
+    return {} if settings.attention == "auto" else {"attn_implementation": settings.attention}
+
+
+def _refuse_unbuilt(settings: ModelSettings) -> None:
+    for key in ("adapter", "quantization", "device_map"):
+        if getattr(settings, key) is not None:
+            raise NotBuiltError(f"model.{key} = {getattr(settings, key)!r}: not built in this version; leave it out")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own bars and advice: the terminal belongs to our progress."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+# ---- what the plan needs to know ---------------------------------------------------------------------------------
+
+
+def checkpoint_dtype(config: Any, settings: ModelSettings) -> str:
+    """What `model.dtype = "auto"` stands for: the checkpoint's own dtype; float32 where it does not say."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    name = str(dtype).removeprefix("torch.")
+    return name if name in DTYPES else "float32"
+
+
+def context_limit(config: Any) -> int | None:
+    """Positions that the model was built for; None where the config names no limit."""
+    text = config.get_text_config()
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        limit = getattr(text, key, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return None
+
+
+def resolve_device(settings: ModelSettings) -> str:
+    """What `model.device = "auto"` stands for: the first CUDA device where there is one, else the CPU."""
+    if settings.device != "auto":
+        try:
+            device = torch.device(settings.device)
+        except RuntimeError:
+            raise RequestError(
+                f"model.device = {settings.device!r}: allowed are 'auto', 'cpu', 'cuda', 'cuda:0'"
+            ) from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RequestError(f"model.device = {settings.device!r}: this machine has no CUDA device; allowed is 'cpu'")
+        return settings.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ---- fingerprints ------------------------------------------------------------------------------------------------
+
+
+def model_fingerprint(settings: ModelSettings, config: Any) -> str:
+    """Changes when the weights do: the commit of a hub model, a content hash of local files."""
+    checkpoint = locate(settings.name, settings.revision)
+    if checkpoint.local is None:
+        commit = getattr(config, "_commit_hash", None)
+        if commit is None:
+            raise RequestError(
+                f"model.name = {settings.name!r}: the hub names no commit for it, so it cannot be locked"
+            )
+        return f"commit:{commit}"
+    if checkpoint.local.is_file():
+        return f"blake2b:{_content_hash(checkpoint.local)}"
+    files = sorted({file for pattern in WEIGHTS for file in checkpoint.local.glob(pattern)})
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(f"{file.name}\0{_content_hash(file)}\0".encode())
+    return f"blake2b:{digest.hexdigest()}"
+
+
+def object_fingerprint(model: Any) -> str:
+    """The same for a model object of the caller's: a hash over its class, names, dtypes and values."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
+    return f"object:{digest.hexdigest()}"
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Changes when any text could become other ids: vocabulary, merges, processing, special tokens, template."""
+    if tokenizer is None:
+        return "none"
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
+    for left_by_use in ("padding", "truncation"):  # set by earlier calls of the caller's; ours set neither
+        backend.pop(left_by_use, None)
+    parts = [json.dumps(backend, sort_keys=True)]
+    parts += [json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str), str(tokenizer.chat_template)]
+    return f"blake2b:{hashlib.blake2b(chr(0).join(parts).encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+
+
+def _content_hash(path: Path) -> str:
+    """blake2b of a file, remembered by (path, size, time of change) in the user's cache folder."""
+    stat = path.stat()
+    entry = _cache_folder() / hashlib.blake2b(str(path.resolve()).encode(), digest_size=12).hexdigest()
+    stamp = f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        known_stamp, known = entry.read_text().split()
+        if known_stamp == stamp:
+            return known
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        temporary = entry.with_suffix(f".{os.getpid()}")
+        temporary.write_text(f"{stamp} {found}")
+        temporary.replace(entry)
+    return found
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harvest" / "content"
