@@ -1,0 +1,214 @@
+"""The tables of a shard as Parquet: `tokens` says which token each row is, `documents` accounts for every document."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from harvest.errors import DamageError
+from harvest.records import DocumentRow, TokenColumns
+from harvest.store.files import Files
+
+TOKENS_SCHEMA = pa.schema(
+    [
+        pa.field("document", pa.int64(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("token", pa.int32(), nullable=False),
+        pa.field("chunk", pa.int32(), nullable=False),
+        pa.field("special", pa.bool_(), nullable=False),
+    ]
+)
+DOCUMENTS_SCHEMA = pa.schema(
+    [
+        pa.field("document", pa.int64(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("status", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""The kept columns follow, typed by their values."""
+ROW_GROUP_ROWS = 65_536
+"""A read of a few rows decodes this many at most."""
+PREFIX = "column."
+"""Of a kept column whose name is one of ours."""
+ENCODINGS = {"position": "DELTA_BINARY_PACKED"}
+"""Positions count up by one: a few bits each. Documents and chunks repeat, which the dictionary's run lengths catch."""
+
+
+def tokens_table(columns: TokenColumns) -> pa.Table:
+    """The token table of a shard, row by row with its arrays."""
+    arrays = [pa.array(getattr(columns, field.name), field.type) for field in TOKENS_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=TOKENS_SCHEMA)
+
+
+def kept_names(kept: Sequence[str]) -> list[str]:
+    """What the kept columns are called in the documents table: their own name unless one of ours has it."""
+    taken = set(DOCUMENTS_SCHEMA.names)
+    names = []
+    for name in kept:
+        while name in taken:
+            name = PREFIX + name
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def documents_table(documents: Sequence[DocumentRow], kept: Sequence[str] = ()) -> pa.Table:
+    """One row per document, then the `kept` columns in that order, null where a document lacks them.
+
+    A column of one type keeps it; lists and mappings, and everything in a column of mixed types that is not text,
+    become JSON text; whole numbers among floats become floats while that is exact.
+    """
+    ours = {name: [getattr(document, name) for document in documents] for name in DOCUMENTS_SCHEMA.names}
+    arrays = [pa.array(ours[field.name], field.type) for field in DOCUMENTS_SCHEMA]
+    fields = list(DOCUMENTS_SCHEMA)
+    for column, name in zip(kept, kept_names(kept)):
+        array = _typed([document.kept.get(column) for document in documents])
+        arrays.append(array)
+        fields.append(pa.field(name, array.type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _typed(values: list[Any]) -> pa.Array:
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {str}:
+        return pa.array([_text(value) for value in values], pa.string())
+    if not kinds & {str, list, dict, tuple}:
+        try:
+            if kinds == {int, float} and all(float(value) == value for value in values if type(value) is int):
+                return pa.array(values, pa.float64())
+            if len(kinds) <= 1:
+                return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+            pass  # beyond int64, mixed time zones, types unknown to Arrow: as text
+    return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str | None:
+    """Text as it is, with broken unicode escaped so that one kept cell never stops a run; the rest as JSON."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def concat_documents(tables: Iterable[pa.Table]) -> pa.Table:
+    """The documents tables of several shards as one; a kept column typed differently among them becomes text.
+
+    Float and int become float while every int is exact; all-null columns take the type of the others.
+    """
+    tables = list(tables)
+    if not tables:
+        return DOCUMENTS_SCHEMA.empty_table()
+    names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+    columns = {name: _concat([_column(table, name) for table in tables]) for name in names}
+    return pa.table(columns, schema=pa.schema([_field(name, columns[name].type) for name in names]))
+
+
+def _field(name: str, kind: pa.DataType) -> pa.Field:
+    return DOCUMENTS_SCHEMA.field(name) if name in DOCUMENTS_SCHEMA.names else pa.field(name, kind)
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    if name in table.column_names:
+        return table.column(name)
+    return pa.chunked_array([pa.nulls(len(table))])
+
+
+def _concat(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+    kinds = {part.type for part in parts if not pa.types.is_null(part.type)}
+    if len(kinds) > 1:
+        kind = pa.float64() if kinds == {pa.int64(), pa.float64()} and all(map(_exact, parts)) else pa.string()
+    else:
+        kind = kinds.pop() if kinds else pa.null()
+    chunks = [chunk for part in parts for chunk in _cast(part, kind).chunks]
+    if pa.types.is_dictionary(kind):
+        return pa.chunked_array(chunks, kind).unify_dictionaries()
+    return pa.chunked_array(chunks, kind)
+
+
+def _exact(part: pa.ChunkedArray) -> bool:
+    """Whether the column survives as float64."""
+    if not pa.types.is_int64(part.type) or part.null_count == len(part):
+        return True
+    limits = pc.min_max(part).as_py()
+    return bool(-(2**53) <= limits["min"] and limits["max"] <= 2**53)
+
+
+def _cast(part: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if part.type == kind:
+        return part
+    if pa.types.is_string(kind) and not pa.types.is_null(part.type):
+        return pa.chunked_array([pa.array(map(_text, part.to_pylist()), kind)])
+    return part.cast(kind)
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """The table as one Parquet file; the same table gives the same bytes under the same pyarrow."""
+    sink = io.BytesIO()
+    encodings = {name: coding for name, coding in ENCODINGS.items() if name in table.column_names}
+    dictionary = [name for name in table.column_names if name not in encodings and not pa.types.is_boolean(table.schema.field(name).type)]
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=dictionary,
+        column_encoding=encodings or None,
+    )
+    return sink.getvalue()
+
+
+class StoredTable:
+    """One Parquet file of a committed attempt, read a few row groups at a time; mapped where the store is local."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        """Raises DamageError naming a file that is missing or not Parquet."""
+        self.where = f"{files.url}/{path}"
+        try:
+            mapped = files.map(path)
+            data = files.read(path) if mapped is None else mapped
+            self._file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+        except FileNotFoundError:
+            raise DamageError(f"{self.where}: missing") from None
+        except (pa.ArrowException, OSError) as error:
+            raise self._damage(error) from None
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._ends = np.cumsum([0, *sizes])
+        self.rows = int(metadata.num_rows)
+        self.schema: pa.Schema = self._file.schema_arrow
+
+    def _damage(self, error: BaseException) -> DamageError:
+        return DamageError(f"{self.where}: not a readable Parquet file ({' '.join(str(error).split())[:200]})")
+
+    def read(self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None) -> pa.Table:
+        """Rows [start, stop) of the columns, all by default."""
+        stop = self.rows if stop is None else stop
+        if not 0 <= start <= stop <= self.rows:
+            raise IndexError(f"rows {start} to {stop} of {self.where}, which has {self.rows}")
+        if start == stop:
+            groups = range(0, 0)
+        else:
+            first = int(np.searchsorted(self._ends, start, side="right")) - 1
+            groups = range(first, int(np.searchsorted(self._ends, stop, side="left")))
+        try:
+            table = self._file.read_row_groups(list(groups), columns=None if columns is None else list(columns))
+        except (pa.ArrowException, OSError) as error:
+            raise self._damage(error) from None
+        return table.slice(start - int(self._ends[groups.start]), stop - start)
+
+
+def schemas() -> Mapping[str, pa.Schema]:
+    """Arrow schema by the file's name."""
+    return {"tokens": TOKENS_SCHEMA, "documents": DOCUMENTS_SCHEMA}
