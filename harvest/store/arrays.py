@@ -120,7 +120,11 @@ class StoredArray:
         self.files, self.name = files, name
         self.path = f"{layout.attempt_path(attempt)}/{layout.array_path(name)}"
         self.spec, self.grid = _parse_metadata(self._where(layout.ZARR), self._read_metadata())
-        if spec is not None and (spec.rows, spec.width, spec.dtype) != (self.spec.rows, self.spec.width, self.spec.dtype):
+        if spec is not None and (spec.rows, spec.width, spec.dtype) != (
+            self.spec.rows,
+            self.spec.width,
+            self.spec.dtype,
+        ):
             raise DamageError(
                 f"{self._where(layout.ZARR)}: {self.spec.dtype} [{self.spec.rows}, {self.spec.width}], "
                 f"the ledger says {spec.dtype} [{spec.rows}, {spec.width}]"

@@ -1,6 +1,7 @@
-"""The Zarr data type `bfloat16` for zarr-python, found by its entry point `zarr.data_type`; loads no torch.
+"""The Zarr data type `bfloat16` for zarr-python: importing this module registers it; loads no torch.
 
-Without it zarr-python refuses such an array by name, which beats a `uint16` that reads as wrong numbers.
+Without it zarr-python refuses such an array by name, which beats a `uint16` that reads as wrong numbers. The
+package also names it under the entry point `zarr.data_type`, which zarr-python 3.1.6 lists but never loads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from zarr.core.dtype.common import DataTypeValidationError, HasEndianness, HasItemSize
 from zarr.core.dtype.wrapper import ZDType
+from zarr.dtype import data_type_registry
 
 SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Zarr spells the values that JSON lacks."""
@@ -67,7 +69,7 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
         return ml_dtypes.bfloat16(0)
 
     def from_json_scalar(self, data: Any, *, zarr_format: Literal[2, 3]) -> Any:
-        if isinstance(data, str) and re_hex(data):
+        if isinstance(data, str) and _is_bits(data):
             return np.array(int(data, 16), np.uint16).view(ml_dtypes.bfloat16)[()]
         value = SPECIAL.get(data, data) if isinstance(data, str) else data
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -81,6 +83,10 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
         return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def re_hex(text: str) -> bool:
-    """`0x` and four hex digits: the bits of a fill value."""
+def _is_bits(text: str) -> bool:
+    """`0x` and four hex digits: a fill value by its bits."""
     return len(text) == 6 and text.startswith("0x") and all(digit in "0123456789abcdefABCDEF" for digit in text[2:])
+
+
+if BFloat16._zarr_v3_name not in data_type_registry.contents:  # a zarr-python that knows bfloat16 keeps its own
+    data_type_registry.register(BFloat16._zarr_v3_name, BFloat16)

@@ -156,7 +156,11 @@ def parquet_bytes(table: pa.Table) -> bytes:
     """The table as one Parquet file; the same table gives the same bytes under the same pyarrow."""
     sink = io.BytesIO()
     encodings = {name: coding for name, coding in ENCODINGS.items() if name in table.column_names}
-    dictionary = [name for name in table.column_names if name not in encodings and not pa.types.is_boolean(table.schema.field(name).type)]
+    dictionary = [
+        name
+        for name in table.column_names
+        if name not in encodings and not pa.types.is_boolean(table.schema.field(name).type)
+    ]
     pq.write_table(
         table,
         sink,

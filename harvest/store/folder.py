@@ -1,0 +1,83 @@
+"""What in a run folder is ours: nothing else is ever deleted, and a folder of someone else's is refused untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harvest.errors import RequestError
+from harvest.store import layout
+from harvest.store.files import Files
+
+CLEARED_FIRST = (layout.COMPLETE, layout.STATISTICS, layout.REPORT)
+"""What claims results goes before the results, so that a killed clearing leaves an unfinished run, never a false one."""
+
+
+def foreign(files: Files) -> list[str]:
+    """Paths in the folder that no run writes, sorted."""
+    return [path for path, _ in files.list() if not layout.is_ours(path)]
+
+
+def require_run_or_empty(files: Files) -> bool:
+    """Whether the folder holds a run (False: it is empty or absent). Raises RequestError for anything else."""
+    if files.exists(layout.RUN):
+        return True
+    others = [path for path, _ in files.list() if not (layout.is_ours(path) and "/" not in path)]
+    if others:
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise RequestError(
+            f"run.path = {files.url!r}: holds files that are not a run ({shown}); choose an empty folder"
+        )
+    return False
+
+
+def stray_attempts(files: Files, committed: Iterable[str], life: str = "") -> list[str]:
+    """Attempts on disk that are neither committed nor of this `life`, sorted."""
+    found = {attempt for path, _ in files.list(layout.SHARDS) if (attempt := layout.attempt_of(path))}
+    own = {attempt for attempt in found if (parsed := layout.parse_attempt(attempt)) and parsed[1] == life}
+    return sorted(found - set(committed) - own)
+
+
+def remove_attempt(files: Files, attempt: str) -> None:
+    """Removes the files of an attempt that we name; anything else in there stays, and its folder with it."""
+    if layout.parse_attempt(attempt) is None:
+        raise ValueError(f"{attempt!r} is not the name of an attempt")
+    files.delete_tree(layout.attempt_path(attempt), only=layout.is_ours)
+
+
+def remove_strays(files: Files, committed: Iterable[str], life: str = "") -> list[str]:
+    """Removes what earlier lives left uncommitted; call it after taking the lease. Returns the attempts removed.
+
+    The record is looked for once more right before each removal: a coordinator that was taken over while it
+    committed may have been faster.
+    """
+    removed = []
+    for attempt in stray_attempts(files, committed, life):
+        parsed = layout.parse_attempt(attempt)
+        assert parsed is not None
+        if files.exists(layout.record_path(parsed[0])) and attempt in _record_text(files, parsed[0]):
+            continue
+        remove_attempt(files, attempt)
+        removed.append(attempt)
+    return removed
+
+
+def _record_text(files: Files, key: str) -> str:
+    try:
+        return files.read(layout.record_path(key)).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def clear_run(files: Files) -> list[str]:
+    """Removes an earlier run's own files, for `run.overwrite`; returns what stays because no run wrote it.
+
+    Call it with the lease held, which stays. Raises RequestError, touching nothing, where there is no run.
+    """
+    if not require_run_or_empty(files):
+        return []
+    for path in CLEARED_FIRST:
+        files.delete(path)
+    for folder in (layout.LEDGER, layout.DIRECTIONS, layout.SHARDS):
+        files.delete_tree(folder, only=layout.is_ours)
+    files.delete(layout.RUN)
+    return foreign(files)
