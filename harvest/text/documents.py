@@ -1,0 +1,160 @@
+"""Rows to token ids, document by document: what is wrong with one is kept beside it and never spoils a neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from harvest.config import DataSettings, TokenSettings
+from harvest.records import SourceRow
+from harvest.text import reasons
+from harvest.text.chat import ChatTemplate
+from harvest.text.encode import Encoder
+from harvest.text.reasons import UnusableError, require_text
+from harvest.text.windows import Positions, require_positions
+
+GROUP_DOCUMENTS = 1024
+GROUP_CHARACTERS = 2**22
+"""Texts are encoded in groups, as many threads as the backend likes; a group ends at either figure."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """A row on its way: its text waits for the group to be encoded, then the ids take its place."""
+
+    row: SourceRow
+    digest: str
+    text: str | None = None
+    restore: Callable[[str], str] | None = None
+    ids: np.ndarray | None = None
+    trouble: UnusableError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentReader:
+    """How the documents of one job are tokenised."""
+
+    data: DataSettings
+    tokens: TokenSettings
+    encoder: Encoder | None
+    """None for a job of token ids without a tokenizer."""
+    chat: ChatTemplate | None
+    """Renders `data.messages`; None for text and ids."""
+    positions: Positions
+    """A document too short for one of them is of no use."""
+    context: int
+    vocab_size: int
+    bos: int | None
+    """The BOS token; known where `tokens.bos` is `always` or `window`."""
+
+    def read(self, rows: Any, limit: int | None, *, each_digest: bool = False) -> Iterator[Document]:
+        """Documents in order, tokenised group by group; never a row more than `limit`."""
+        group: list[Document] = []
+        characters = 0
+        for row in islice(iter(rows), limit):
+            document = Document(row=row, digest=rows.digest if each_digest else "")
+            try:
+                self._prepare(document)
+            except UnusableError as error:
+                document.trouble = error
+            group.append(document)
+            characters += len(document.text or "")
+            if len(group) == GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
+                yield from self._encoded(group)
+                group, characters = [], 0
+        yield from self._encoded(group)
+
+    def _prepare(self, document: Document) -> None:
+        """Fills in the text to encode, or the ids; raises UnusableError."""
+        if document.row.error is not None:
+            raise UnusableError(reasons.NOT_VALID, document.row.error)
+        value = document.row.values.get(self.data.column)
+        if value is None:
+            raise UnusableError(reasons.NULL)
+        if self.data.kind == "ids":
+            document.ids = self._in_vocabulary(_as_ids(value))
+        elif self.chat is not None:
+            rendering = self.chat.render(value)
+            document.text, document.restore = rendering.text, rendering.restore
+        elif not isinstance(value, str):
+            raise UnusableError(reasons.NOT_TEXT, f"{type(value).__name__} in column {self.data.column!r}")
+        elif not value:
+            raise UnusableError(reasons.EMPTY, harmless=True)
+        else:
+            require_text(value)
+            document.text = value
+
+    def _encoded(self, group: Sequence[Document]) -> Sequence[Document]:
+        """The group with ids or a trouble in the place of every text."""
+        if self.encoder is not None:
+            itself = self.chat is None and self.tokens.bos != "never"
+            plain = [d for d in group if d.text is not None and d.restore is None]
+            texts = [d.text for d in plain if d.text is not None]
+            literal = (self.tokens.special_in_text == "literal") and self.chat is None
+            for document, ids in zip(plain, self.encoder.encode(texts, add_special=itself, literal=literal)):
+                document.ids = ids
+                if len(ids) <= (self.encoder.added_by_itself if itself else 0):
+                    document.trouble = UnusableError(reasons.EMPTY, harmless=True)
+            for document in group:
+                if document.text is not None and document.restore is not None:
+                    document.ids = self.encoder.encode_marked(document.text, document.restore)
+                document.text = None
+        for document in group:
+            if document.trouble is None:
+                try:
+                    self._settle(document)
+                except UnusableError as error:
+                    document.trouble = error
+        return group
+
+    def _settle(self, document: Document) -> None:
+        """Vocabulary, BOS policy and length of one document; raises UnusableError."""
+        assert document.ids is not None
+        ids = self._with_bos(self._in_vocabulary(document.ids))
+        document.ids = ids
+        if self.tokens.long == "fail" and len(ids) > self.context:
+            raise UnusableError(reasons.longer_than(self.context), f"{len(ids)} tokens")
+        fits = min(len(ids), self.context) if self.tokens.long == "truncate" else len(ids)
+        require_positions(self.positions, fits)
+
+    def _in_vocabulary(self, ids: np.ndarray) -> np.ndarray:
+        low, high = int(ids.min(initial=0)), int(ids.max(initial=0))
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise UnusableError(reasons.BEYOND_VOCABULARY, f"id {wrong}, allowed are 0 to {self.vocab_size - 1}")
+        return ids.astype(np.int32, copy=False)
+
+    def _with_bos(self, ids: np.ndarray) -> np.ndarray:
+        """Exactly one BOS at the start under `always` and `window`, also where two stood; else as they are."""
+        if self.tokens.bos not in ("always", "window"):
+            return ids
+        others = np.flatnonzero(ids != self.bos)
+        text = ids[others[0] :] if len(others) else ids[len(ids) :]
+        return np.concatenate([np.array([self.bos], dtype=np.int32), text])
+
+    def trimmed(self, document: Document) -> np.ndarray | None:
+        """The tokens that run; None for an unusable document."""
+        if document.trouble is not None or document.ids is None:
+            return None
+        return document.ids[: self.context] if self.tokens.long == "truncate" else document.ids
+
+
+def _as_ids(value: Any) -> np.ndarray:
+    """int64 [T] of a list of whole numbers (or an array of them); raises UnusableError for anything else."""
+    if isinstance(value, list | tuple):
+        if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, value))):
+            raise UnusableError(reasons.NOT_IDS, "it holds other things than whole numbers")
+    elif not hasattr(value, "__array__"):
+        raise UnusableError(reasons.NOT_IDS, f"{type(value).__name__} instead of a list")
+    if len(value) == 0:
+        raise UnusableError(reasons.EMPTY, harmless=True)
+    array = np.asarray(value)
+    if array.dtype == object or (array.dtype.kind == "u" and array.dtype.itemsize == 8):
+        raise UnusableError(reasons.BEYOND_VOCABULARY, "an id of more than 63 bits")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UnusableError(reasons.NOT_IDS, f"an array of {array.dtype} with {array.ndim} dimensions")
+    return array.astype(np.int64)

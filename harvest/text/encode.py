@@ -1,0 +1,162 @@
+"""Text to token ids through the Rust backend: many texts at once, the caller's tokenizer left as it was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from harvest.errors import RequestError
+
+PIECE_CHARACTERS = 2**20
+"""A longer text is encoded in pieces where that changes nothing: the backend keeps about 200 bytes a token."""
+CHECK_CHARACTERS = 256
+"""Context on both sides of a cut in which the cut is proved harmless."""
+CUT_TRIES = 16
+"""Places that are tried before a piece is made longer instead."""
+MARKS = range(0x10F000, 0x10FFF0)
+"""Private-use characters; one that a text does not contain introduces a template's control token in it."""
+MARKED = 0x100000
+"""Private-use characters that number the control tokens."""
+
+_WORD_START = re.compile(r"(?<=[A-Za-z.,]) (?=[A-Za-z])")
+
+
+class Encoder:
+    """Encodes texts with a fast tokenizer of transformers, which is never changed for its owner.
+
+    Truncation and padding that came with the tokenizer's file are switched off while encoding: a
+    document's length is ours to decide.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        added = tokenizer.added_tokens_decoder
+        self._special = {int(i): t for i, t in added.items() if t.special and t.content}
+        self._ids_of_special = {token.content: i for i, token in self._special.items()}
+        words = sorted(self._ids_of_special, key=len, reverse=True)
+        self.special_words = re.compile("|".join(map(re.escape, words))) if words else None
+        """Finds a spelled special token, the longest first; None where the tokenizer has none."""
+        self.added_by_itself = int(self._backend.num_special_tokens_to_add(False))
+        """Tokens that the tokenizer puts around any text."""
+        self._marked_copies: dict[str, Any] = {}
+
+    def encode(self, texts: Sequence[str], *, add_special: bool, literal: bool) -> list[np.ndarray]:
+        """The ids of every text, int32 [T] each, in order.
+
+        `add_special`: with the tokens that the tokenizer puts around a text by itself. `literal`: text that
+        spells a special token becomes ordinary tokens.
+        """
+        with _set_for_encoding(self._backend, literal):
+            if all(len(text) <= PIECE_CHARACTERS for text in texts):
+                return _ids(self._backend, texts, add_special)
+            return [self._encode_long(text, add_special) for text in texts]
+
+    def _encode_long(self, text: str, add_special: bool) -> np.ndarray:
+        pieces = list(_pieces(text, lambda piece: _ids(self._backend, [piece], False)[0]))
+        if len(pieces) == 1:
+            return _ids(self._backend, [text], add_special)[0]
+        ids = [array for piece in pieces for array in _ids(self._backend, [piece], False)]
+        before, after = self._around() if add_special else ((), ())
+        return np.concatenate([np.array(before, np.int32), *ids, np.array(after, np.int32)])
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer itself puts before and after a text."""
+        encoding = self._backend.encode("a", add_special_tokens=True)
+        ours = [i for i, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
+        return encoding.ids[: ours[0]], encoding.ids[ours[-1] + 1 :]
+
+    def encode_marked(self, text: str, restore: Callable[[str], str]) -> np.ndarray:
+        """The ids of a rendered chat, int32 [T], whose control tokens are parsed and whose contents are literal.
+
+        `text` spells special tokens only where the template does; `restore` puts back, afterwards, what the
+        contents spelled. A copy of the tokenizer knows a second name for every special token, made of
+        private-use characters: the template's get that name, the contents' are ordinary text. Everything
+        else of the tokenizer stays in force across the whole text (a prefix space at its very start only).
+        """
+        mark = next(chr(code) for code in MARKS if chr(code) not in text)
+        numbers = {i: chr(MARKED + n) for n, i in enumerate(self._special)}
+        if self.special_words is not None:
+            text = self.special_words.sub(lambda m: mark + numbers[self._ids_of_special[m[0]]], text)
+        backend = self._marked_copy(mark)
+        ids = _ids(backend, [restore(text)], False)[0]
+        for i, number in numbers.items():
+            ids[ids == backend.token_to_id(mark + number)] = i
+        return ids
+
+    def _marked_copy(self, mark: str) -> Any:
+        if mark not in self._marked_copies:
+            try:
+                copy = type(self._backend).from_str(self._backend.to_str())
+            except Exception as error:  # the backend raises plain Exception for parts written in Python
+                raise RequestError(
+                    f"tokens.special_in_text = 'literal': this tokenizer cannot be copied ({error}), which chat "
+                    "messages that spell a special token need; allowed here is 'parse'"
+                ) from error
+            copy.add_tokens([_renamed(token, mark + chr(MARKED + n)) for n, token in enumerate(self._special.values())])
+            copy.no_truncation()
+            copy.no_padding()
+            copy.encode_special_tokens = True
+            self._marked_copies[mark] = copy
+        return self._marked_copies[mark]
+
+
+def _renamed(token: Any, content: str) -> Any:
+    return type(token)(
+        content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=False,
+    )
+
+
+@contextmanager
+def _set_for_encoding(backend: Any, literal: bool) -> Iterator[None]:
+    truncation, padding, parsing = backend.truncation, backend.padding, backend.encode_special_tokens
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = literal
+    try:
+        yield
+    finally:
+        backend.encode_special_tokens = parsing
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
+
+
+def _ids(backend: Any, texts: Sequence[str], add_special: bool) -> list[np.ndarray]:
+    encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special)
+    return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+
+def _pieces(text: str, encode: Callable[[str], np.ndarray]) -> Iterator[str]:
+    """The text in pieces of about PIECE_CHARACTERS, cut before words where the tokenizer starts anew.
+
+    A cut is taken only if the ids around it are the same with and without it; a tokenizer for which no
+    cut is harmless (one that puts a space before every text) gets the text whole.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        cut = _harmless_cut(text, start + PIECE_CHARACTERS, encode)
+        if cut is None:
+            break
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _harmless_cut(text: str, position: int, encode: Callable[[str], np.ndarray]) -> int | None:
+    found = _WORD_START.finditer(text, position, position + PIECE_CHARACTERS)
+    for match, _ in zip(found, range(CUT_TRIES)):
+        cut = match.start()
+        left, right = text[cut - CHECK_CHARACTERS : cut], text[cut : cut + CHECK_CHARACTERS]
+        if np.array_equal(encode(left + right), np.concatenate([encode(left), encode(right)])):
+            return cut
+    return None

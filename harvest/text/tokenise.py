@@ -1,0 +1,229 @@
+"""Rows of a source to the tokens of a shard: every document is either stored or skipped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from harvest.config import CaptureSettings, ChatSettings, DataSettings, TokenSettings
+from harvest.errors import DocumentError, NotBuiltError, RequestError
+from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardText, SourceRow
+from harvest.text import reasons
+from harvest.text.chat import ChatTemplate
+from harvest.text.documents import Document, DocumentReader
+from harvest.text.encode import Encoder
+from harvest.text.windows import WindowRules, lay_out
+
+
+class Rows(Protocol):
+    """One pass over a slice of a source file."""
+
+    ended: bool
+    cursor: Mapping[str, Any] | None
+    digest: str
+    """Of the rows yielded so far."""
+
+    def __iter__(self) -> Iterator[SourceRow]: ...
+
+
+class Tokeniser:
+    """Turns rows into the windows that the model reads, under one job's settings.
+
+    `tokenizer` is a fast tokenizer of transformers, left as it was found; None serves `data.ids`.
+    `context` and `vocab_size` (rows of the model's input embedding) are the resolved figures. `bos_id` and
+    `special_ids` speak for the tokenizer where there is none (from the model's config).
+
+    Raises RequestError for what can never work: text or chat without a fast tokenizer, chat without a
+    template, a BOS policy without a BOS token, exclusions that name no token of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        data: DataSettings,
+        chat: ChatSettings,
+        tokens: TokenSettings,
+        capture: CaptureSettings,
+        context: int,
+        vocab_size: int,
+        bos_id: int | None = None,
+        special_ids: Iterable[int] = (),
+    ) -> None:
+        _require_built(data, tokens, capture)
+        encoder = _encoder(tokenizer, data, tokens)
+        own_bos = None if tokenizer is None else tokenizer.bos_token_id
+        bos = bos_id if own_bos is None else int(own_bos)
+        if tokens.bos in ("always", "window"):
+            _require_bos(bos, tokens, context, vocab_size)
+        template = None
+        if data.kind == "messages" and encoder is not None:
+            guard = encoder.special_words if tokens.special_in_text == "literal" else None
+            template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard)
+        special = _table(vocab_size, special_ids if tokenizer is None else _special_ids(tokenizer))
+        self._data, self._tokens, self._context = data, tokens, context
+        self._rules = WindowRules(
+            context=context,
+            window_bos=bos if tokens.bos == "window" else None,
+            positions=capture.positions,
+            special=special,
+            excluded=_excluded(capture, special, bos, has_tokenizer=tokenizer is not None),
+        )
+        self._reader = DocumentReader(
+            data=data,
+            tokens=tokens,
+            encoder=encoder,
+            chat=template,
+            positions=capture.positions,
+            context=context,
+            vocab_size=vocab_size,
+            bos=bos,
+        )
+
+    def shard(
+        self, rows: Rows, *, file: int, name: str = "", limit: int | None = None, max_tokens: int | None = None
+    ) -> ShardText:
+        """Tokenises a slice of file number `file` (called `name` in messages) whole.
+
+        `limit`: at most so many documents, skipped ones counted. `max_tokens`: documents in order as long as
+        the sum of the tokens that run stays within it; the first that would exceed it ends the shard. After
+        either, `cut` is true and the digest covers the documents listed, no row further.
+
+        Raises DocumentError under `data.on_bad = "fail"`; an empty document and one too short for
+        `capture.positions` are skipped under either policy.
+        """
+        listed: list[DocumentRow] = []
+        run: list[np.ndarray] = []
+        numbers: list[int] = []
+        total, cut = 0, limit == 0
+        digest = rows.digest if limit == 0 or max_tokens is not None else ""
+        for document in self._reader.read(rows, limit, each_digest=max_tokens is not None):
+            ids = self._reader.trimmed(document)
+            if max_tokens is not None and ids is not None and total + len(ids) > max_tokens:
+                cut = True
+                break
+            number = file * DOCUMENTS_PER_FILE + document.row.row
+            if document.trouble is not None:
+                self._refuse(document, number, f"{name or f'file {file}'}, row {document.row.row}")
+            listed.append(self._listed(document, number))
+            digest = document.digest
+            if ids is not None:
+                total += len(ids)
+                run.append(ids)
+                numbers.append(number)
+        else:
+            cut = limit is not None and len(listed) == limit
+            digest = digest if cut and max_tokens is not None else rows.digest
+        layout = lay_out(numbers, run, self._rules)
+        stored = dict(zip(numbers, layout.rows.tolist()))
+        return ShardText(
+            documents=[replace(row, rows=stored.get(row.document, 0)) for row in listed],
+            windows=layout.windows,
+            tokens=layout.tokens,
+            forward_tokens=sum(len(window.ids) for window in layout.windows),
+            tokens_run=total,
+            dropped_tokens=sum(row.tokens for row in listed if row.status == "stored") - total,
+            source_digest=digest,
+            ended=not cut and rows.ended,
+            cursor=None if cut else rows.cursor,
+            cut=cut,
+        )
+
+    def sizes(self, rows: Iterable[SourceRow], limit: int) -> list[tuple[int, int]]:
+        """(tokens fed to the model, rows stored) of each of the first `limit` documents; (0, 0) if unusable."""
+        found = [self._reader.trimmed(document) for document in self._reader.read(rows, limit)]
+        run = [(number, ids) for number, ids in enumerate(found) if ids is not None]
+        layout = lay_out([number for number, _ in run], [ids for _, ids in run], self._rules)
+        fed = [0] * len(found)
+        for window in layout.windows:
+            fed[window.document] += len(window.ids)
+        stored = dict(zip((number for number, _ in run), layout.rows.tolist()))
+        return [(tokens, stored.get(number, 0)) for number, tokens in enumerate(fed)]
+
+    def count(self, rows: Iterable[SourceRow], limit: int) -> list[int]:
+        """Tokens that would be fed to the model, for each of the first `limit` documents; 0 if unusable."""
+        return [tokens for tokens, _ in self.sizes(rows, limit)]
+
+    def _refuse(self, document: Document, number: int, where: str) -> None:
+        trouble = document.trouble
+        assert trouble is not None
+        if self._data.on_bad == "fail" and not trouble.harmless:
+            seen = trouble.detail if trouble.reason == reasons.NOT_VALID else f"{where}; {trouble.detail}".rstrip("; ")
+            raise DocumentError(number, trouble.reason, seen)
+
+    def _listed(self, document: Document, number: int) -> DocumentRow:
+        tokens = 0 if document.ids is None else len(document.ids)
+        trouble = document.trouble
+        reason = trouble.reason if trouble is not None else None
+        if trouble is None and self._tokens.long == "truncate" and tokens > self._context:
+            reason = reasons.TRUNCATED
+        wanted = self._data.keep or ()
+        kept = {k: v for k, v in document.row.values.items() if k != self._data.column or k in wanted}
+        status = "stored" if trouble is None else "skipped"
+        return DocumentRow(document=number, tokens=tokens, rows=0, status=status, reason=reason, kept=kept)
+
+
+def _require_bos(bos: int | None, tokens: TokenSettings, context: int, vocab_size: int) -> None:
+    if bos is None or not 0 <= bos < vocab_size:
+        raise RequestError(
+            f"tokens.bos = {tokens.bos!r}: the tokenizer has no BOS token of the model's vocabulary; "
+            "allowed here are 'auto' and 'never'"
+        )
+    if tokens.bos == "window" and context < 2:
+        raise RequestError(f"tokens.context = {context}: with tokens.bos = 'window' allowed are 2 tokens or more")
+
+
+def _excluded(capture: CaptureSettings, special: np.ndarray, bos: int | None, *, has_tokenizer: bool) -> np.ndarray:
+    """bool [vocabulary]: tokens without a row."""
+    size = len(special)
+    excluded = np.zeros(size, dtype=bool)
+    for item in capture.exclude:
+        if isinstance(item, int):
+            if not 0 <= item < size:
+                raise RequestError(f"capture.exclude = {item}: allowed are token ids from 0 to {size - 1}")
+            excluded[item] = True
+        elif not has_tokenizer and (bos is None if item == "bos" else not special.any()):
+            raise RequestError(f"capture.exclude = {item!r}: without a tokenizer allowed are token ids")
+        elif item == "special":
+            excluded |= special
+        elif bos is not None:  # a tokenizer without a BOS has nothing to leave out
+            excluded |= _table(size, [bos])
+    return excluded
+
+
+def _require_built(data: DataSettings, tokens: TokenSettings, capture: CaptureSettings) -> None:
+    if data.contrast is not None or data.spans is not None:
+        raise NotBuiltError(f"data.{'contrast' if data.contrast else 'spans'}: not built yet")
+    if tokens.batching in ("packed", "concatenated"):
+        raise NotBuiltError(f"tokens.batching = {tokens.batching!r}: not built yet; allowed are 'auto' and 'sorted'")
+    if isinstance(capture.positions, Mapping) and "span" in capture.positions:
+        raise NotBuiltError(f"capture.positions = {capture.positions}: positions by span are not built yet")
+
+
+def _encoder(tokenizer: Any, data: DataSettings, tokens: TokenSettings) -> Encoder | None:
+    """None for token ids, which need none and take any tokenizer, or none."""
+    if data.kind == "ids":
+        return None
+    if tokenizer is None:
+        raise RequestError(f"tokens.tokenizer: the model has none, and data.{data.kind} = {data.column!r} needs one")
+    if not getattr(tokenizer, "is_fast", False):
+        name = f"{tokens.tokenizer!r}" if tokens.tokenizer else "the model's"
+        raise RequestError(
+            f"tokens.tokenizer = {name}: {type(tokenizer).__name__} is not a fast tokenizer; "
+            "allowed are those with a tokenizer.json"
+        )
+    return Encoder(tokenizer)
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    """Special by role (BOS, EOS, ...) or as an added token."""
+    return set(tokenizer.all_special_ids) | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def _table(size: int, ids: Iterable[int]) -> np.ndarray:
+    table = np.zeros(size, dtype=bool)
+    table[[i for i in ids if 0 <= i < size]] = True
+    return table
