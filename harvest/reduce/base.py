@@ -85,7 +85,8 @@ def save_states(parts: Iterable[tuple[Reduction[Any], Mapping[str, Any]]]) -> by
             for field, array in reduction.arrays(state).items():
                 arrays[f"{reduction.kind}/{name}/{field}"] = np.ascontiguousarray(array).reshape(array.shape)
     # One entry: the library writes several in a random order, and the same states should be the same bytes.
-    return save(arrays, metadata={"versions": json.dumps(versions, sort_keys=True)})
+    blob: bytes = save(arrays, metadata={"versions": json.dumps(versions, sort_keys=True)})
+    return blob
 
 
 class StateFile:
