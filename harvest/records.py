@@ -56,6 +56,19 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One try at a shard, as it is handed to a worker."""
+
+    shard: Shard
+    documents: int | None
+    """What is left of `data.limit` at the shard's start; None without a limit."""
+    tokens: int | None
+    """What is left of `data.max_tokens`; None without a limit."""
+    cursor: Mapping[str, Any] | None
+    """Where the file's reader may go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
     """One row of a source file, projected to the columns that the job uses."""
 
@@ -130,6 +143,10 @@ class ShardText:
     """In row order."""
     forward_tokens: int
     """Tokens that the windows feed to the model, padding not counted."""
+    tokens_run: int
+    """Tokens of the stored documents after truncation: what `data.max_tokens` counts (windows' own BOS is not)."""
+    dropped_tokens: int
+    """Tokens of the stored documents cut off by `tokens.long = "truncate"`."""
     source_digest: str
     """Hash of the rows read, in the columns used: compared when the shard is harvested again."""
     ended: bool
