@@ -7,6 +7,7 @@ it is enough to run it again. What `auto` stands for is decided once, by `harves
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import json
 import tomllib
@@ -99,26 +100,34 @@ class ChatSettings(Settings):
     kwargs: dict[str, Any] = {}
 
 
+def _check_count(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError("allowed are 'auto' or a whole number of at least 1")
+
+
+def _check_amount(value: Any) -> Any:
+    if value == "auto" or (type(value) in (int, float) and value >= 0):
+        return value
+    raise ValueError("allowed are 'auto' or a number of at least 0")
+
+
+Count = Annotated[int | Literal["auto"], BeforeValidator(_check_count)]
+Amount = Annotated[int | float | Literal["auto"], BeforeValidator(_check_amount)]
+
+
 class TokenSettings(Settings):
     """From documents to the windows that the model reads."""
 
-    context: int | Auto = Field(default="auto")
+    context: Count = "auto"
     long: Literal["chunk", "truncate", "fail"] = "chunk"
     tokenizer: str | None = None
     bos: Literal["auto", "always", "window", "never"] = "auto"
     separator: Literal["eos", "bos", "none"] = "eos"
     special_in_text: Literal["literal", "parse"] = "literal"
-    batch: int | Auto = "auto"
+    batch: Count = "auto"
     """Tokens of one forward, padding included."""
     batching: Literal["auto", "sorted", "packed", "concatenated"] = "auto"
-
-    @model_validator(mode="after")
-    def _positive(self) -> TokenSettings:
-        for key in ("context", "batch"):
-            value = getattr(self, key)
-            if value != "auto" and value < 1:
-                raise ValueError(f"{key} = {value}: allowed are 'auto' or a whole number of at least 1")
-        return self
 
 
 def _check_layers(value: Any) -> Any:
@@ -179,8 +188,8 @@ class StoreSettings(Settings):
     compression: Literal["none", "zstd"] = "none"
     chunk_mb: float = Field(default=8, gt=0, le=1024)
     """MiB of an inner chunk."""
-    shard_documents: Annotated[int, Field(ge=1)] | Auto = "auto"
-    memory_gb: Annotated[float, Field(gt=0)] | Auto = "auto"
+    shard_documents: Count = "auto"
+    memory_gb: Amount = "auto"
 
 
 class StatisticsSettings(Settings):
@@ -216,12 +225,12 @@ class RunSettings(Settings):
 
     path: str = Field(min_length=1)
     storage: dict[str, Any] = {}
-    workers: Annotated[int, Field(ge=1)] | Auto = "auto"
+    workers: Count = "auto"
     executor: Literal["auto", "inline", "ray"] = "auto"
     address: str | None = None
-    gpus_per_worker: Annotated[float, Field(ge=0)] | Auto = "auto"
-    cpus_per_worker: Annotated[float, Field(gt=0)] | Auto = "auto"
-    threads: Annotated[int, Field(ge=1)] | Auto = "auto"
+    gpus_per_worker: Amount = "auto"
+    cpus_per_worker: Amount = "auto"
+    threads: Count = "auto"
     attempts: int = Field(default=3, ge=1)
     overwrite: bool = False
 
@@ -307,26 +316,28 @@ def _one_line(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"] if _is_setting(part))
     if first["type"] == "extra_forbidden":
+        where = ".".join(str(part) for part in first["loc"])
         known = _settings_at(first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         return f"{where}: unknown setting; {hint}known here: {', '.join(known)}"
     if first["type"] == "missing":
         return f"{where}: missing; it has no default"
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("string", "text")
     value = first["input"]
     shown = "" if isinstance(value, dict) and first["type"] == "value_error" else f" = {value!r}"
     return f"{where}{shown}: {message[0].lower()}{message[1:]}".removeprefix(": ")
 
 
 def _is_setting(part: Any) -> bool:
-    """Drops the labels that pydantic puts in for the members of a union."""
-    return (
-        isinstance(part, int)
-        or part.replace("_", "").isalpha()
-        and part.islower()
-        and part not in ("int", "float", "str", "bool")
-    )
+    """False for the labels that pydantic puts in for the members of a union."""
+    return isinstance(part, int) or part in _setting_names()
+
+
+@functools.cache
+def _setting_names() -> frozenset[str]:
+    tables = [field.annotation for field in Job.model_fields.values()] + [Job, DirectionSettings]
+    return frozenset(key for table in tables if hasattr(table, "model_fields") for key in table.model_fields)
 
 
 def _settings_at(location: Iterable[Any]) -> list[str]:

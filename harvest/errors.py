@@ -40,7 +40,7 @@ class DamageError(HarvestError):
     """What is on disk is not what the ledger says."""
 
 
-class Interrupted(HarvestError):
+class InterruptError(HarvestError):
     """Stopped on request; the same command resumes."""
 
     status = 130

@@ -27,6 +27,7 @@ from harvest.errors import NotBuiltError, RequestError
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
 """Files of a model folder that its fingerprint covers."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_CONTEXT = 2048
 """`tokens.context = "auto"` stops here: longer windows are a choice, not a default."""
@@ -124,9 +125,9 @@ def load_tokenizer(settings: ModelSettings, name: str | None) -> Any:
     """The tokenizer called `name`, else the model's own; None where the model has none (token ids need none)."""
     setting = "tokens.tokenizer" if name else "model.name"
     checkpoint = locate(name or settings.name, settings.revision if not name else "main", setting)
-    if name is None and checkpoint.local is not None and checkpoint.local.is_dir():
-        if not any((checkpoint.local / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
-            return None
+    folder = checkpoint.local if name is None else None
+    if folder and folder.is_dir() and not any((folder / file).exists() for file in TOKENIZER_FILES):
+        return None
     with _quiet(), _one_clear_line(setting, name or settings.name):
         return AutoTokenizer.from_pretrained(
             checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
@@ -190,6 +191,24 @@ def resolve_device(settings: ModelSettings) -> str:
             raise RequestError(f"model.device = {settings.device!r}: this machine has no CUDA device; allowed is 'cpu'")
         return settings.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def dtype_of(model: Any) -> str:
+    """Of a model object of the caller's; RequestError for one that Harvest cannot run in."""
+    name = str(next(model.parameters()).dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise RequestError(f"model: its weights are {name}; allowed are {', '.join(DTYPES)}")
+    return name
+
+
+def device_of(model: Any) -> str:
+    """Where a model object of the caller's is."""
+    return str(next(model.parameters()).device)
+
+
+def weight_bytes(model: Any, dtype: str) -> int:
+    """Bytes of a model's parameters in `dtype`; works on a skeleton."""
+    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[dtype].itemsize
 
 
 # ---- fingerprints ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +48,14 @@ def tokens_table(columns: TokenColumns) -> pa.Table:
     """The token table of a shard, row by row with its arrays."""
     arrays = [pa.array(getattr(columns, field.name), field.type) for field in TOKENS_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=TOKENS_SCHEMA)
+
+
+def keys_digest(document: np.ndarray, position: np.ndarray, token: np.ndarray) -> str:
+    """Hash of a shard's keys in row order (int64 [n], int32 [n], int32 [n]): equal for runs over the same tokens."""
+    digest = hashlib.blake2b(digest_size=16)
+    for column, dtype in ((document, "<i8"), (position, "<i4"), (token, "<i4")):
+        digest.update(np.ascontiguousarray(column, dtype).view(np.uint8))
+    return digest.hexdigest()
 
 
 def kept_names(kept: Sequence[str]) -> list[str]:

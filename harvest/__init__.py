@@ -1,0 +1,50 @@
+"""Harvest: language-model activations at dataset scale. Importing it loads neither torch nor ray."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "run": "harvest.runtime.coordinate",
+    "open": "harvest.reader",
+    "decoder_layers": "harvest.model.sites",
+    "Job": "harvest.config",
+    "HarvestError": "harvest.errors",
+    "RequestError": "harvest.errors",
+    "DocumentError": "harvest.errors",
+    "WorkError": "harvest.errors",
+}
+"""Public name -> the module that is imported when it is first used."""
+
+_LATER = (
+    "capture_activations",
+    "CaptureSpec",
+    "CapturedSite",
+    "CaptureRequest",
+    "ActivationRecord",
+    "ActivationCache",
+    "join",
+    "steer",
+    "concept_direction",
+    "ConceptAccumulator",
+)
+"""Names of the documented interface that are refused by name until they are built."""
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _LATER:
+        raise AttributeError(f"harvest.{name} is not built in version {__version__}; built are {', '.join(_HOME)}")
+    raise AttributeError(f"module 'harvest' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,367 @@
+"""What a job will do, decided before it does it: every `auto` resolved, every wrong request refused.
+
+Nothing here runs the model or writes a file. No `auto` depends on the moment: each is a function of the job, the
+model's config, the first documents and the constants below, so that a run resumed elsewhere decides the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harvest.config import Job
+from harvest.errors import NotBuiltError, RequestError
+from harvest.records import SourceFile
+from harvest.source.open import Source, open_source
+from harvest.text.chat import FIXED_DATE
+from harvest.text.tokenise import Tokeniser
+
+if TYPE_CHECKING:
+    from harvest.model.sites import Name
+
+MIB = 2**20
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
+"""`tokens.batch = "auto"`: on a CPU more tokens bring no speed, on a GPU fewer leave it idle."""
+SORT_WINDOW_BYTES = 256 * MIB
+"""Rows that are sorted by length among themselves; two such windows are in memory at a time."""
+SHARD_BYTES = 1024 * MIB
+SHARD_TOKENS = 131_072
+"""`store.shard_documents = "auto"`: the largest power of two of documents within both."""
+MAX_SHARD_DOCUMENTS = 2**20
+PROBE_DOCUMENTS = 256
+"""Documents, the first of the dataset, that shard size and estimates are judged from."""
+PROBE_ROWS = 65_536
+"""Source rows that the probe reads at most, however small the sample."""
+UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
+"""Settings that may differ on resume, besides all of `run`: they change no stored value."""
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What every `auto` stands for; part of the lock, and checked by whoever works on the run."""
+
+    dtype: str
+    """Of the forward."""
+    device: str
+    """`cpu` or `cuda`."""
+    attention: str
+    """Implementation, as transformers names it."""
+    context: int
+    """Tokens of the longest window."""
+    batching: str
+    tokens_per_batch: int
+    """Padding included."""
+    rows_per_sort_window: int
+    shard_documents: int
+    """Source rows of a shard."""
+    store_dtype: str
+    chunk_bytes: int
+    """Of an inner chunk, at most."""
+    threads: int
+    """Of the forward; another count gives other last bits."""
+    names: tuple[str, ...]
+    fixed_date: str
+    """The date that chat templates see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the run will hold and take, judged from the first documents; exact where `exact` says so."""
+
+    documents: int | None
+    """Kept by the sample and limit; None where only reading to the end can tell."""
+    tokens: int | None
+    rows: int | None
+    bytes_per_row: int
+    """Of all names together."""
+    store_bytes: int | None
+    memory_bytes: int
+    """Peak of one worker."""
+    free_bytes: int | None
+    """On the disk of the run; None for a store that does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A job that can run: the request, its resolution, its source, and what is expected of it."""
+
+    job: Job
+    resolved: Resolved
+    fingerprint: Mapping[str, Any]
+    """Of model, tokenizer and data: compared on resume."""
+    names: tuple[Name, ...]
+    source: Source
+    tokeniser: Tokeniser
+    estimate: Estimate
+
+    def lock(self) -> dict[str, Any]:
+        """What must be equal for a run to go on, as flat `setting -> value`."""
+        job = self.job.model_dump(mode="json")
+        job.pop("run")
+        for table, key in UNLOCKED:
+            job[table].pop(key)
+        resolved = {key: _plain(getattr(self.resolved, key)) for key in Resolved.__dataclass_fields__}
+        return {**_flat(job), **_flat({"resolved": resolved}), **_flat({"fingerprint": self.fingerprint})}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Where two locks differ, as `setting: old -> new`; the data and weights before what follows from them."""
+    keys = sorted({*old, *new}, key=lambda key: (key.startswith("resolved."), key))
+    return [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in keys if old.get(key) != new.get(key)]
+
+
+def make_plan(
+    job: Job, *, model: Any = None, tokenizer: Any = None, data: Any = None, free_bytes: int | None = None
+) -> Plan:
+    """Resolves a job; `model`, `tokenizer` and `data` are objects of the caller's instead of what the job names.
+
+    Raises RequestError for whatever cannot work, cheapest checks first and before any weight is loaded.
+    """
+    refuse_unbuilt(job)
+    source = open_source(job.data, [job.data.column, *(job.data.keep or ())], data)
+    from harvest.model import load  # torch and transformers take seconds: only once the request is plausible
+
+    config = load.load_config(job.model) if model is None else model.config
+    skeleton = load.skeleton(config, job.model) if model is None else model
+    names = _names(skeleton, job)
+    if tokenizer is None and (model is None or job.tokens.tokenizer is not None):
+        tokenizer = load.load_tokenizer(job.model, job.tokens.tokenizer)
+    context = _context(job, load.context_limit(config))
+    tokeniser = Tokeniser(
+        tokenizer,
+        data=job.data,
+        chat=job.chat,
+        tokens=job.tokens,
+        capture=job.capture,
+        context=context,
+        vocab_size=skeleton.get_input_embeddings().num_embeddings,
+        bos_id=config.get_text_config().bos_token_id,
+        special_ids=_special_ids(config),
+    )
+    dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
+    device = load.resolve_device(job.model) if model is None else load.device_of(model)
+    store_dtype = dtype if job.store.dtype == "auto" else job.store.dtype
+    bytes_per_row = sum(name.width for name in names) * ITEMSIZE[store_dtype]
+    probe = _probe(source, tokeniser)
+    resolved = Resolved(
+        dtype=dtype,
+        device=device.partition(":")[0],
+        attention=str(skeleton.config._attn_implementation),
+        context=context,
+        batching="sorted",
+        tokens_per_batch=_tokens_per_batch(job, device),
+        rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
+        shard_documents=_shard_documents(job, probe, bytes_per_row),
+        store_dtype=store_dtype,
+        chunk_bytes=int(job.store.chunk_mb * MIB),
+        threads=resolve_threads(job),
+        names=tuple(str(name) for name in names),
+        fixed_date=FIXED_DATE.date().isoformat(),
+    )
+    fingerprint = {
+        "model": load.model_fingerprint(job.model, config) if model is None else load.object_fingerprint(model),
+        "tokenizer": load.tokenizer_fingerprint(tokenizer),
+        "data": {file.name: file.fingerprint for file in source.files},
+    }
+    estimate = _estimate(job, source.files, source, probe, bytes_per_row, resolved, load.weight_bytes(skeleton, dtype))
+    _refuse_full_disk(job, estimate, free_bytes)
+    return Plan(
+        job=job,
+        resolved=resolved,
+        fingerprint=fingerprint,
+        names=names,
+        source=source,
+        tokeniser=tokeniser,
+        estimate=estimate,
+    )
+
+
+def refuse_unbuilt(job: Job) -> None:
+    """Names a setting of the documented interface that this version does not have yet."""
+    unbuilt: list[tuple[str, bool, str]] = [
+        ("directions", bool(job.directions), "leave it out"),
+        ("answers", bool(job.answers), "leave it out"),
+        ("data.contrast", job.data.contrast is not None, "leave it out"),
+        ("data.spans", job.data.spans is not None, "leave it out"),
+        ("capture.pool", job.capture.pool is not None, "leave it out"),
+        (
+            "capture.positions",
+            isinstance(job.capture.positions, dict) and "span" in job.capture.positions,
+            "use others",
+        ),
+        ("tokens.batching", job.tokens.batching not in ("auto", "sorted"), "allowed are 'auto' and 'sorted'"),
+        ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
+        ("store.compression", job.store.compression != "none", "allowed is 'none'"),
+        ("statistics.covariance", job.statistics.covariance, "allowed is false"),
+        ("model.adapter", job.model.adapter is not None, "leave it out"),
+        ("model.quantization", job.model.quantization is not None, "leave it out"),
+        ("model.device_map", job.model.device_map is not None, "leave it out"),
+        ("run.workers", job.run.workers not in ("auto", 1), "allowed are 'auto' and 1"),
+        ("run.executor", job.run.executor == "ray", "allowed are 'auto' and 'inline'"),
+        ("run.address", job.run.address is not None, "leave it out"),
+        ("run.gpus_per_worker", job.run.gpus_per_worker != "auto", "allowed is 'auto'"),
+        ("run.cpus_per_worker", job.run.cpus_per_worker != "auto", "allowed is 'auto'"),
+    ]
+    settings = job.model_dump(mode="json")
+    for key, asked, allowed in unbuilt:
+        if asked:
+            table, _, setting = key.partition(".")
+            value = settings[table][setting] if setting else settings[table]
+            raise NotBuiltError(f"{key} = {value!r}: not built in this version; {allowed}")
+
+
+# ---- one decision each -------------------------------------------------------------------------------------------
+
+
+def _names(skeleton: Any, job: Job) -> tuple[Name, ...]:
+    from harvest.model.sites import resolve_names  # brings torch along
+
+    return resolve_names(skeleton, job.capture.sites, job.capture.layers)
+
+
+def _context(job: Job, limit: int | None) -> int:
+    from harvest.model.load import MAX_CONTEXT
+
+    if job.tokens.context == "auto":
+        return min(limit or MAX_CONTEXT, MAX_CONTEXT)
+    if limit is not None and job.tokens.context > limit:
+        raise RequestError(
+            f"tokens.context = {job.tokens.context}: the model was built for {limit} positions; "
+            f"allowed are 1 to {limit}, and 'auto'"
+        )
+    return job.tokens.context
+
+
+def _special_ids(config: Any) -> tuple[int, ...]:
+    """BOS, EOS and PAD of the model's config: special tokens where there is no tokenizer to ask."""
+    text = config.get_text_config()
+    given = [getattr(text, f"{key}_token_id", None) for key in ("bos", "eos", "pad")]
+    flat = itertools.chain.from_iterable(ids if isinstance(ids, list) else [ids] for ids in given)
+    return tuple(sorted({i for i in flat if isinstance(i, int)}))
+
+
+def _tokens_per_batch(job: Job, device: str) -> int:
+    if job.tokens.batch != "auto":
+        return job.tokens.batch
+    return TOKENS_PER_BATCH.get(device.partition(":")[0], TOKENS_PER_BATCH["cuda"])
+
+
+def resolve_threads(job: Job) -> int:
+    """What `run.threads = "auto"` stands for: the cores that this process may use."""
+    if job.run.threads != "auto":
+        return job.run.threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """What the first documents hold."""
+
+    documents: int
+    tokens: int
+    """That would run."""
+    rows: int
+
+
+def _probe(source: Source, tokeniser: Tokeniser) -> _Probe:
+    sizes: list[tuple[int, int]] = []
+    for file in source.files:
+        rows = source.rows(file.number, 0, PROBE_ROWS if file.rows is None else min(file.rows, PROBE_ROWS))
+        sizes += tokeniser.sizes(rows, PROBE_DOCUMENTS - len(sizes))
+        if len(sizes) >= PROBE_DOCUMENTS:
+            break
+    return _Probe(len(sizes), sum(tokens for tokens, _ in sizes), sum(rows for _, rows in sizes))
+
+
+def _shard_documents(job: Job, probe: _Probe, bytes_per_row: int) -> int:
+    """The largest power of two of source rows that stays within SHARD_BYTES and SHARD_TOKENS on average."""
+    if job.store.shard_documents != "auto":
+        return job.store.shard_documents
+    if probe.documents == 0:
+        return PROBE_DOCUMENTS
+    share = job.data.sample or 1.0
+    bytes_per_source_row = share * probe.rows / probe.documents * (bytes_per_row if job.capture.store else 0)
+    tokens_per_source_row = share * probe.tokens / probe.documents
+    most = min(
+        SHARD_BYTES / bytes_per_source_row if bytes_per_source_row else MAX_SHARD_DOCUMENTS,
+        SHARD_TOKENS / tokens_per_source_row if tokens_per_source_row else MAX_SHARD_DOCUMENTS,
+    )
+    return 2 ** max(0, min(int(most), MAX_SHARD_DOCUMENTS).bit_length() - 1)
+
+
+def _documents(job: Job, files: Sequence[SourceFile], source: Source) -> int | None:
+    if any(file.rows is None for file in files):
+        return job.data.limit
+    kept = sum(source.kept(file.number, 0, file.rows or 0) for file in files)
+    return kept if job.data.limit is None else min(kept, job.data.limit)
+
+
+def _estimate(
+    job: Job,
+    files: Sequence[SourceFile],
+    source: Source,
+    probe: _Probe,
+    bytes_per_row: int,
+    resolved: Resolved,
+    weight_bytes: int,
+) -> Estimate:
+    documents = _documents(job, files, source)
+    tokens = rows = None
+    if documents is not None and probe.documents:
+        share = 1.0
+        tokens = round(documents * probe.tokens / probe.documents)
+        if job.data.max_tokens is not None and tokens > job.data.max_tokens:
+            share, tokens = job.data.max_tokens / tokens, job.data.max_tokens
+        rows = round(share * documents * probe.rows / probe.documents)
+    elif documents is not None:
+        tokens = rows = 0
+    stored = rows * (bytes_per_row + 16) if rows is not None and job.capture.store else rows and rows * 16
+    return Estimate(
+        documents=documents,
+        tokens=tokens,
+        rows=rows,
+        bytes_per_row=bytes_per_row,
+        store_bytes=stored,
+        memory_bytes=_memory(resolved, bytes_per_row, weight_bytes),
+        free_bytes=None,
+    )
+
+
+def _memory(resolved: Resolved, bytes_per_row: int, weight_bytes: int) -> int:
+    """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text."""
+    libraries = 900 * MIB
+    windows = 2 * resolved.rows_per_sort_window * bytes_per_row
+    batch = resolved.tokens_per_batch * 4 * 32 * 1024
+    text = 2 * SHARD_TOKENS * 256
+    return libraries + 2 * weight_bytes + windows + batch + text
+
+
+def _refuse_full_disk(job: Job, estimate: Estimate, free_bytes: int | None) -> None:
+    if free_bytes is not None and estimate.store_bytes is not None and estimate.store_bytes > free_bytes:
+        raise RequestError(
+            f"run.path = {job.run.path!r}: the run needs about {estimate.store_bytes / 1e9:.1f} GB "
+            f"and the disk has {free_bytes / 1e9:.1f} GB free; fewer names, documents or positions need less"
+        )
+    if job.store.memory_gb != "auto" and estimate.memory_bytes > job.store.memory_gb * 1e9:
+        raise RequestError(
+            f"store.memory_gb = {job.store.memory_gb}: a worker needs about {estimate.memory_bytes / 1e9:.1f} GB; "
+            "a smaller tokens.batch or more memory is needed"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = _plain(value)
+    return flat

@@ -1,0 +1,210 @@
+"""One run from its first line to `complete.json`: checks the request, takes the lease, lets an executor work, merges.
+
+The order of what is written makes every line a safe place to die: lease, run.json, attempts, records, merged results,
+complete.json. What a reader sees is always a set of whole shards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import harvest
+from harvest.config import Job, load_job
+from harvest.errors import RequestError, WorkError
+from harvest.plan import Plan, differences, make_plan, refuse_unbuilt
+from harvest.reader import Run, open_run
+from harvest.records import ShardRecord
+from harvest.runtime.inline import run_inline
+from harvest.runtime.progress import Observer, Silent
+from harvest.runtime.schedule import Schedule
+from harvest.store import folder, layout
+from harvest.store.files import Files, open_files
+from harvest.store.lease import Lease
+from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.tables import parquet_bytes, statistics_table
+
+GROWING = ("limit", "max_tokens")
+"""Settings of `data` that may grow on resume: the last, cut shard is harvested again."""
+
+
+def run(
+    job: Job | Mapping[str, Any] | str | Path,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    overrides: Iterable[str] = (),
+    observer: Observer | None = None,
+) -> Run:
+    """Runs a job, or resumes it where its ledger ends; a finished run is opened and nothing changes.
+
+    `model`, `tokenizer` and `data` (a list of texts or records, a `datasets` object, an iterable) stand in for what
+    the job names. Raises RequestError (wrong request, nothing written), WorkError (the work failed; the same call
+    resumes) and LostLeaseError (another coordinator took the run over).
+    """
+    begin = time.monotonic()
+    job = load_job(_with_stand_ins(job, model, data), overrides)
+    refuse_unbuilt(job)
+    files = open_files(job.run.path, job.run.storage)
+    ledger = Ledger(files)
+    earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
+    held = _committed_bytes(ledger) if earlier else 0
+    free = files.free_bytes()
+    plan = make_plan(job, model=model, tokenizer=tokenizer, data=data, free_bytes=None if free is None else free + held)
+    if earlier is not None:
+        _refuse_difference(plan, earlier)
+        if ledger.completion() is not None and not _grown(plan, earlier):
+            return open_run(files)
+    with Lease.acquire(files) as lease:
+        _Coordinator(plan, files, lease, observer or Silent(), begin).run(model)
+    return open_run(files)
+
+
+def _with_stand_ins(job: Any, model: Any, data: Any) -> Any:
+    """A job given as a mapping need not name what the caller hands over."""
+    if not isinstance(job, Mapping):
+        return job
+    settings = dict(job)
+    if model is not None:
+        settings["model"] = {"name": type(model).__name__, **settings.get("model", {})}
+    if data is not None:
+        settings["data"] = {"path": type(data).__name__, **settings.get("data", {})}
+    return settings
+
+
+def _committed_bytes(ledger: Ledger) -> int:
+    return sum(item.bytes for record in ledger.records().values() for item in record.objects.values())
+
+
+def _refuse_difference(plan: Plan, earlier: RunRecord) -> None:
+    """A run goes on only with what it began with."""
+    different = differences(earlier.fingerprint, plan.lock())
+    for key in GROWING:
+        old, new = earlier.job["data"].get(key), getattr(plan.job.data, key)
+        if old != new and (old is None or (new is not None and new < old)):
+            different.append(f"data.{key}: {old} -> {new}, which may only grow")
+    if different:
+        more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
+        raise RequestError(
+            f"run.path = {plan.job.run.path!r}: the run began with other settings: {different[0]}{more}; "
+            "choose another run.path, or run.overwrite = true to begin anew"
+        )
+
+
+def _grown(plan: Plan, earlier: RunRecord) -> bool:
+    return any(earlier.job["data"].get(key) != getattr(plan.job.data, key) for key in GROWING)
+
+
+class _Coordinator:
+    """What happens while the lease is held."""
+
+    def __init__(self, plan: Plan, files: Files, lease: Lease, observer: Observer, begin: float) -> None:
+        self.plan, self.files, self.lease, self.observer, self.begin = plan, files, lease, observer, begin
+        self.ledger = Ledger(files)
+
+    def run(self, model: Any) -> None:
+        committed = self._open()
+        self.observer.started(self.plan, list(committed.values()))
+        data, resolved = self.plan.job.data, self.plan.resolved
+        schedule = Schedule(
+            self.plan.source.files,
+            shard_documents=resolved.shard_documents,
+            attempts=self.plan.job.run.attempts,
+            kept=self.plan.source.kept,
+            limit=data.limit,
+            max_tokens=data.max_tokens,
+            committed=committed,
+        )
+        try:
+            run_inline(
+                self.plan,
+                model,
+                files=self.files,
+                lease=self.lease,
+                schedule=schedule,
+                observer=self.observer,
+                begin=self.begin,
+            )
+            if schedule.failures:
+                raise WorkError(_failures_text(schedule))
+            summary = self._complete()
+        except BaseException as error:
+            self.observer.stopped(error)
+            raise
+        self.observer.finished(summary)
+
+    def _open(self) -> dict[str, ShardRecord]:
+        """Settles what earlier lives left; what stands committed afterwards is what this life builds on."""
+        if self.plan.job.run.overwrite:
+            folder.clear_run(self.files)
+        earlier = self.ledger.read_run()
+        record = run_record(self.plan)
+        if earlier is None:
+            self.ledger.create_run(record)
+        elif _grown(self.plan, earlier):
+            # In this order a crash on any line leaves either the old limits, or no cut shard.
+            self.ledger.reopen()
+            for key, shard in self.ledger.records().items():
+                if shard.cut:
+                    self.ledger.remove(key)
+            self.ledger.replace_run(record)
+        committed = self.ledger.records()
+        folder.remove_strays(self.files, [shard.attempt for shard in committed.values()], self.lease.life)
+        return committed
+
+    def _complete(self) -> dict[str, Any]:
+        """Merges the sums in shard order, and says that everything is there."""
+        self.lease.check()
+        records = self.ledger.records()
+        run = open_run(self.files)
+        if self.plan.job.statistics.moments:
+            self.files.replace(layout.STATISTICS, parquet_bytes(statistics_table(run.statistics())))
+        summary = summarise(records.values())
+        self.ledger.complete(summary)
+        return summary
+
+
+def run_record(plan: Plan) -> RunRecord:
+    """What run.json says."""
+    return RunRecord(
+        job=plan.job.model_dump(mode="json"),
+        plan={
+            "resolved": {key: getattr(plan.resolved, key) for key in plan.resolved.__dataclass_fields__},
+            "names": {str(name): {"width": name.width, "module": name.module} for name in plan.names},
+            "files": [{"name": file.name, "rows": file.rows} for file in plan.source.files],
+            "documents": plan.estimate.documents,
+            "tokens": plan.estimate.tokens,
+        },
+        fingerprint=plan.lock(),
+        provenance={"harvest": harvest.__version__, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+    )
+
+
+def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
+    """Totals over commit records: the count of record, never taken from metrics."""
+    total: dict[str, Any] = dict.fromkeys(
+        ("shards", "documents", "rows", "tokens", "dropped_tokens", "forward_tokens", "bytes"), 0
+    )
+    tables: dict[str, dict[str, float]] = {"skipped": {}, "non_finite": {}, "zero_rows": {}, "seconds": {}}
+    environments: list[Mapping[str, str]] = []
+    for record in records:
+        total["shards"] += 1
+        for key in ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens"):
+            total[key] += getattr(record, key)
+        total["bytes"] += sum(item.bytes for item in record.objects.values())
+        for key, table in tables.items():
+            for name, value in getattr(record, key).items():
+                table[name] = table.get(name, 0) + value
+        if record.environment not in environments:
+            environments.append(record.environment)
+    return {**total, **tables, "environments": [dict(environment) for environment in environments]}
+
+
+def _failures_text(schedule: Schedule) -> str:
+    first, *others = schedule.failures
+    more = f" (and {len(others)} more shards)" if others else ""
+    tries = f" after {first.attempts} attempts" if first.attempts > 1 else ""
+    return f"{first.error}{tries}{more}; the same command resumes"
