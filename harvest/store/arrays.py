@@ -8,6 +8,7 @@ is not needed to write or to read here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Grid:
 
 
 def plan_grid(spec: ArraySpec, chunk_bytes: int, object_bytes: int = OBJECT_BYTES) -> Grid:
-    """Inner chunks of about `chunk_bytes`, objects of about `object_bytes`, both evened out so that little is padded."""
+    """Inner chunks of up to `chunk_bytes`, objects of up to `object_bytes`, both evened out: little is padded."""
     row_bytes = spec.width * np.dtype(DTYPES[spec.dtype]).itemsize
     if spec.rows == 0:
         return Grid(rows=0, row_bytes=row_bytes, inner=1, outer=1)
@@ -120,11 +121,8 @@ class StoredArray:
         self.files, self.name = files, name
         self.path = f"{layout.attempt_path(attempt)}/{layout.array_path(name)}"
         self.spec, self.grid = _parse_metadata(self._where(layout.ZARR), self._read_metadata())
-        if spec is not None and (spec.rows, spec.width, spec.dtype) != (
-            self.spec.rows,
-            self.spec.width,
-            self.spec.dtype,
-        ):
+        found = (self.spec.rows, self.spec.width, self.spec.dtype)
+        if spec is not None and (spec.rows, spec.width, spec.dtype) != found:
             raise DamageError(
                 f"{self._where(layout.ZARR)}: {self.spec.dtype} [{self.spec.rows}, {self.spec.width}], "
                 f"the ledger says {spec.dtype} [{spec.rows}, {spec.width}]"
@@ -193,7 +191,7 @@ class StoredArray:
     def gather(self, indices: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Rows at `indices` (ints in [0, rows), any order, repeats allowed) as [n, width], into `out` when given."""
         indices = np.asarray(indices, np.int64).reshape(-1)
-        if len(indices) and not (0 <= indices.min() and indices.max() < self.spec.rows):
+        if len(indices) and (indices.min() < 0 or indices.max() >= self.spec.rows):
             raise IndexError(f"row {indices.min()} or {indices.max()} of {self.name}, which has {self.spec.rows}")
         if out is None:
             out = np.empty((len(indices), self.spec.width), self.numpy_dtype)
@@ -216,7 +214,7 @@ class StoredArray:
         gap = max(1, GAP_BYTES // self.grid.row_bytes)
         starts = np.concatenate([[0], np.nonzero(np.diff(rows) > gap)[0] + 1, [len(rows)]])
         found = np.empty((len(rows), self.spec.width), self.numpy_dtype)
-        for start, stop in zip(starts[:-1], starts[1:]):
+        for start, stop in itertools.pairwise(starts.tolist()):
             first = int(rows[start])
             block = self._rows(number, first, int(rows[stop - 1]) - first + 1)
             found[start:stop] = block[rows[start:stop] - first]

@@ -1,4 +1,4 @@
-"""One try at a shard, written in one pass: rows go to disk as they come, checksummed on the way, and count only later."""
+"""One try at a shard, written in one pass: rows go to disk as they come, checksummed, and count only later."""
 
 from __future__ import annotations
 

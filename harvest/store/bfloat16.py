@@ -16,12 +16,13 @@ from zarr.core.dtype.common import DataTypeValidationError, HasEndianness, HasIt
 from zarr.core.dtype.wrapper import ZDType
 from zarr.dtype import data_type_registry
 
+BITS: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Zarr spells the values that JSON lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
+class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):  # type: ignore[misc]  # zarr is not analysed
     """Brain floating point: the upper half of a float32, little endian. Zarr format 3 only."""
 
     dtype_cls = type(np.dtype(ml_dtypes.bfloat16))
@@ -40,7 +41,7 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
     def to_native_dtype(self) -> np.dtype[Any]:
         if self.endianness != "little":
             raise DataTypeValidationError(f"bfloat16 is stored little endian, not {self.endianness!r}")
-        return np.dtype(ml_dtypes.bfloat16)
+        return BITS
 
     @classmethod
     def _from_json_v2(cls, data: Any) -> Self:

@@ -1,4 +1,4 @@
-"""One small view of a folder, local or remote: whole objects are created, replaced or swapped atomically, or not at all.
+"""One small view of a folder, local or remote: objects are created, replaced or swapped whole, or not at all.
 
 Paths are POSIX and relative to the folder's root. Nothing outside the root is ever read, written or deleted.
 """
@@ -84,7 +84,7 @@ class Files(Protocol):
 
 
 def safe_path(path: str) -> str:
-    """`path` as it came, when it cannot leave the root. Raises ValueError otherwise: a fault of ours, not the user's."""
+    """`path` as it came, when it cannot leave the root. Raises ValueError otherwise: a fault of ours."""
     parts = path.split("/")
     if not path or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{path!r} is not a path inside a run folder")

@@ -9,7 +9,7 @@ from harvest.store import layout
 from harvest.store.files import Files
 
 CLEARED_FIRST = (layout.COMPLETE, layout.STATISTICS, layout.REPORT)
-"""What claims results goes before the results, so that a killed clearing leaves an unfinished run, never a false one."""
+"""What claims results goes before the results: a killed clearing leaves an unfinished run, never a false one."""
 
 
 def foreign(files: Files) -> list[str]:

@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import TypeAdapter, ValidationError
 
-from harvest.errors import DamageError, LostLeaseError, RequestError
+from harvest.errors import DamageError, HarvestError, LostLeaseError, RequestError, WorkError
 from harvest.records import FORMAT_VERSION
 from harvest.store import layout
 from harvest.store.files import Files, naming_full_disk
@@ -92,10 +91,8 @@ def process_start(pid: int) -> int | None:
 
 def read_holder(files: Files) -> Holder | None:
     """Who holds or last held the run; None where nobody ever did. For `status`: changes nothing."""
-    try:
-        return _decode(files, files.read(layout.COORDINATOR))
-    except FileNotFoundError:
-        return None
+    data = _read(files)
+    return None if data is None else _decode(files, data)
 
 
 def _decode(files: Files, data: bytes) -> Holder:
@@ -135,16 +132,15 @@ class Lease:
         for _ in range(TRIES):
             mine = _new_holder()
             data = _encode(mine)
-            try:
-                held = files.read(layout.COORDINATOR)
-            except FileNotFoundError:
-                with naming_full_disk(f"{files.url}/{layout.COORDINATOR}", len(data)):
-                    won = files.create(layout.COORDINATOR, data)
-            else:
-                held = _free(files, held, interval, silent)
-                mine = replace(mine, heartbeat=time.time())
+            held = _read(files)
+            if held is not None:
+                _require_free(files, held, interval, silent)
+                mine = replace(mine, heartbeat=time.time())  # the look may have taken seconds
                 data = _encode(mine)
-                with naming_full_disk(f"{files.url}/{layout.COORDINATOR}", len(data)):
+            with naming_full_disk(f"{files.url}/{layout.COORDINATOR}", len(data)):
+                if held is None:
+                    won = files.create(layout.COORDINATOR, data)
+                else:
                     won = files.swap(layout.COORDINATOR, held, data)
             if won:
                 return cls(files, mine, data, interval, silent)
@@ -188,9 +184,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _beat(self) -> None:
@@ -199,7 +193,7 @@ class Lease:
                 if self._lost is not None:
                     return
                 # A store that cannot be reached now may be at the next beat; `check` meets the error itself.
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, WorkError):
                     self._renew()
 
     def _renew(self) -> None:
@@ -218,8 +212,11 @@ class Lease:
             self._lost = f"run {self._files.url}: {layout.COORDINATOR} was removed; whoever did it owns the run now"
             return
         if held != self._data:
-            other = _decode(self._files, held)
-            self._lost = f"run {self._files.url}: taken over by pid {other.pid} on {other.host}"
+            try:
+                other = _decode(self._files, held)
+                self._lost = f"run {self._files.url}: taken over by pid {other.pid} on {other.host}"
+            except HarvestError as error:
+                self._lost = f"run {self._files.url}: the lease was overwritten: {error}"
 
 
 def _new_holder() -> Holder:
@@ -233,25 +230,30 @@ def _new_holder() -> Holder:
     )
 
 
-def _free(files: Files, held: bytes, interval: float, silent: float) -> bytes:
-    """The bytes to swap out, when their holder is done or dead. Raises RequestError while it lives.
+def _require_free(files: Files, held: bytes, interval: float, silent: float) -> None:
+    """Raises RequestError unless the holder of these bytes is done or dead.
 
     Clocks of two machines may differ by more than the term, so a silent holder is watched for two renewals before
     it counts as dead.
     """
     holder = _decode(files, held)
     if holder.gone():
-        return held
+        return
     age = time.time() - holder.heartbeat
     if abs(age) > silent:
         watch_until = time.monotonic() + 2 * interval
-        while time.monotonic() < watch_until and files.exists(layout.COORDINATOR):
+        while _read(files) == held:
+            if time.monotonic() > watch_until:
+                return
             time.sleep(interval / 4)
-            if files.read(layout.COORDINATOR) != held:
-                break
-        else:
-            return held
     raise RequestError(
         f"run.path = {files.url!r}: pid {holder.pid} on {holder.host} is at work on this run "
         f"(last sign of life {max(0.0, age):.0f} s ago); wait for it, or {silent:.0f} s after it died"
     )
+
+
+def _read(files: Files) -> bytes | None:
+    try:
+        return files.read(layout.COORDINATOR)
+    except FileNotFoundError:
+        return None

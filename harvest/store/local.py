@@ -157,7 +157,7 @@ class LocalSink:
         self._open = True
 
     def write(self, data: Bytes | np.ndarray) -> None:
-        view = memoryview(data).cast("B")
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # a buffer, which has no type before Python 3.12
         while view:
             view = view[os.write(self._file, view) :]
 

@@ -150,7 +150,7 @@ class RemoteSink:
         self._open = True
 
     def write(self, data: Bytes | np.ndarray) -> None:
-        self._file.write(memoryview(data).cast("B"))
+        self._file.write(memoryview(data).cast("B"))  # type: ignore[arg-type]  # a buffer, which has no type before Python 3.12
 
     def close(self) -> None:
         if self._open:

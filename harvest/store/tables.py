@@ -150,7 +150,7 @@ def _exact(part: pa.ChunkedArray) -> bool:
     if not pa.types.is_int64(part.type) or part.null_count == len(part):
         return True
     limits = pc.min_max(part).as_py()
-    return bool(-(2**53) <= limits["min"] and limits["max"] <= 2**53)
+    return max(abs(limits["min"]), abs(limits["max"])) <= 2**53
 
 
 def _cast(part: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -165,11 +165,8 @@ def parquet_bytes(table: pa.Table) -> bytes:
     """The table as one Parquet file; the same table gives the same bytes under the same pyarrow."""
     sink = io.BytesIO()
     encodings = {name: coding for name, coding in ENCODINGS.items() if name in table.column_names}
-    dictionary = [
-        name
-        for name in table.column_names
-        if name not in encodings and not pa.types.is_boolean(table.schema.field(name).type)
-    ]
+    plain = {field.name for field in table.schema if pa.types.is_boolean(field.type)}
+    dictionary = [name for name in table.column_names if name not in encodings and name not in plain]
     pq.write_table(
         table,
         sink,
@@ -211,7 +208,7 @@ class StoredTable:
         if not 0 <= start <= stop <= self.rows:
             raise IndexError(f"rows {start} to {stop} of {self.where}, which has {self.rows}")
         if start == stop:
-            groups = range(0, 0)
+            groups = range(0)
         else:
             first = int(np.searchsorted(self._ends, start, side="right")) - 1
             groups = range(first, int(np.searchsorted(self._ends, stop, side="left")))
