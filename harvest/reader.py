@@ -1,0 +1,341 @@
+"""Opening a run: committed shards only, finished or not, without a lock and without changing anything on disk.
+
+Row i of every name and row i of `tokens()` are the same token; rows are in dataset order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from harvest.activations import TORCH_DTYPES, Activations, Parts, row_numbers
+from harvest.batches import Batches
+from harvest.errors import NotBuiltError, RequestError
+from harvest.records import DOCUMENTS_PER_FILE, ShardRecord
+from harvest.reduce.base import StateFile
+from harvest.reduce.moments import Moments, NameStatistics
+from harvest.store import layout
+from harvest.store.files import Files, open_files
+from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.tables import TOKENS_SCHEMA, StoredTable, concat_documents
+
+
+def open_run(run: str | Path | Files, storage: Mapping[str, Any] | None = None) -> Run:
+    """The run in a folder or at a URL (`storage` as `run.storage`), or in files that are already open.
+
+    Raises RequestError where there is none, or one of a later version.
+    """
+    if isinstance(run, list | tuple):
+        raise NotBuiltError(f"open: a list of {len(run)} runs is not built in this version; open one")
+    files = open_files(str(run), storage, setting="path") if isinstance(run, str | Path) else run
+    path = str(run) if isinstance(run, str | Path) else files.url
+    record = Ledger(files).read_run()
+    if record is None:
+        raise RequestError(f"{path} is not a run (no {layout.RUN})")
+    return Run(path, files, record)
+
+
+class Run:
+    """A run as it was when it was opened; shards that are committed later are not seen."""
+
+    def __init__(self, path: str, files: Files, record: RunRecord) -> None:
+        ledger = Ledger(files)
+        self.path, self.files, self.record = path, files, record
+        self.complete = ledger.completion() is not None
+        """Every shard is committed."""
+        self.shards: list[ShardRecord] = list(ledger.records().values())
+        """Commit records in dataset order."""
+        self._parts = Parts(files, self.shards)
+        self._activations: dict[str, Activations] = {}
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "unfinished"
+        shown = ", ".join(self.names[:3]) + (f", ... ({len(self.names)})" if len(self.names) > 3 else "")
+        return f"Run({self.path!r}, {state}, {len(self.shards)} shards, {len(self)} rows, {shown or 'no names'})"
+
+    def __len__(self) -> int:
+        """Rows of every name."""
+        return self._parts.rows
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every name of the run, in the order of the plan."""
+        return list(self.record.plan["resolved"]["names"])
+
+    def __getitem__(self, name: str) -> Activations:
+        """The rows of a name. Raises RequestError listing the names where there is no such name."""
+        if name not in self.names:
+            raise RequestError(f"name {name!r}: this run has {', '.join(self.names) or 'none'}")
+        if name not in self._activations:
+            self._refuse_unstored(name)
+            plan = self.record.plan  # the shards are held against it when they are read
+            width, dtype = int(plan["names"][name]["width"]), str(plan["resolved"]["store_dtype"])
+            self._activations[name] = Activations(self._parts, name, width, dtype)
+        return self._activations[name]
+
+    def _refuse_unstored(self, what: str) -> None:
+        if any(layout.TOKENS not in record.objects for record in self.shards):
+            raise RequestError(f"{what}: this run stores no rows (capture.store = false), only sums")
+
+    def summary(self) -> dict[str, Any]:
+        """Totals over the commit records."""
+        return summarise(self.shards)
+
+    # ---- tables --------------------------------------------------------------------------------------------------
+
+    def tokens(
+        self, rows: Any = None, columns: Sequence[str] | None = None, documents: Iterable[int] | None = None
+    ) -> pa.Table:
+        """Which token each row is: document int64, position int32, token int32, chunk int32, special bool.
+
+        `rows`: a slice, a row number, indices in any order or a mask; `documents`: only rows of these ids, in row
+        order. Shards and columns that are not asked for are not read.
+        """
+        self._refuse_unstored("tokens")
+        wanted = list(TOKENS_SCHEMA.names if columns is None else columns)
+        for column in wanted:
+            if column not in TOKENS_SCHEMA.names:
+                raise RequestError(f"columns: {column!r} is not in the token table: {', '.join(TOKENS_SCHEMA.names)}")
+        if documents is not None:
+            if rows is not None:
+                raise RequestError("tokens: give rows or documents, not both")
+            return self._tokens_of(wanted, self._rows_of_documents(documents))
+        if rows is None or (isinstance(rows, slice) and rows.step in (None, 1)):
+            start, stop, _ = (rows or slice(None)).indices(len(self))
+            return self._token_range(wanted, start, max(start, stop))
+        return self._tokens_of(wanted, row_numbers(rows, len(self)))
+
+    def _token_range(self, columns: list[str], start: int, stop: int) -> pa.Table:
+        starts, tables = self._parts.starts, [_schema(columns).empty_table()]
+        for part, first in enumerate(starts[:-1]):
+            low, high = max(start, int(first)), min(stop, int(starts[part + 1]))
+            if low < high:
+                tables.append(self._token_table(part).read(columns, low - int(first), high - int(first)))
+        return pa.concat_tables([table.select(columns).cast(_schema(columns)) for table in tables])
+
+    def _tokens_of(self, columns: list[str], rows: np.ndarray) -> pa.Table:
+        """Rows int64 [n] in any order, each shard read once."""
+        order = np.argsort(rows, kind="stable")
+        ordered, tables = rows[order], [_schema(columns).empty_table()]
+        for part, span in self._parts.split(ordered):
+            inside = ordered[span] - self._parts.starts[part]
+            table = self._token_table(part).read(columns, int(inside[0]), int(inside[-1]) + 1)
+            tables.append(table.take(pa.array(inside - inside[0])).select(columns).cast(_schema(columns)))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(tables).take(pa.array(back))
+
+    def _token_table(self, part: int) -> StoredTable:
+        record = self._parts.records[part]
+        return StoredTable(self.files, f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
+
+    def _rows_of_documents(self, documents: Iterable[int]) -> np.ndarray:
+        """Row numbers, rising; an id tells its shard, so no other is read."""
+        ids = np.unique(np.asarray(list(documents), np.int64))
+        found = [np.zeros(0, np.int64)]
+        for part, record in enumerate(self._parts.records):
+            first = record.shard.file * DOCUMENTS_PER_FILE
+            low, high = np.searchsorted(ids, [first + record.shard.start, first + record.shard.stop])
+            if low < high:
+                column = self._token_table(part).read(["document"]).column("document").to_numpy()
+                found.append(np.flatnonzero(np.isin(column, ids[low:high])) + self._parts.starts[part])
+        return np.concatenate(found)
+
+    def documents(self) -> pa.Table:
+        """Every document, stored or skipped: document, tokens, rows, status, reason and the kept columns."""
+        paths = [f"{layout.attempt_path(record.attempt)}/{layout.DOCUMENTS}" for record in self.shards]
+        return concat_documents(StoredTable(self.files, path).read() for path in paths)
+
+    # ---- finding -------------------------------------------------------------------------------------------------
+
+    def find(self, token: int | None = None, document: int | None = None, text: str | None = None) -> np.ndarray:
+        """Row numbers int64, rising, where all that is given holds: the token's id, the document's id."""
+        if text is not None:
+            raise NotBuiltError("find(text=...): not built in this version; give token or document")
+        if token is None and document is None:
+            raise RequestError("find: give token, document or both")
+        if document is None:
+            return self._where(pc.field("token") == int(token or 0))
+        rows = self._rows_of_documents([document])
+        if token is None:
+            return rows
+        tokens = self._tokens_of(["token"], rows).column("token").to_numpy()
+        found: np.ndarray = rows[tokens == token]
+        return found
+
+    def context(self, row: int, before: int = 10, after: int = 10) -> pa.Table:
+        """The token table around a row, within its document."""
+        (at,) = row_numbers(row, len(self), "row")
+        table = self.tokens(slice(max(0, int(at) - before), int(at) + after + 1))
+        document = self.tokens(int(at), ["document"]).column("document")[0]
+        return table.filter(pc.equal(table.column("document"), document))
+
+    def _where(self, expression: pc.Expression) -> np.ndarray:
+        """Row numbers where a filter over the token table holds; one shard in memory at a time."""
+        found = [np.zeros(0, np.int64)]
+        for part, first in enumerate(self._parts.starts[:-1]):
+            table = self._token_table(part).read()
+            numbered = table.append_column("__row__", pa.array(np.arange(len(table), dtype=np.int64)))
+            try:
+                kept = numbered.filter(expression)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                raise RequestError(f"where: {' '.join(str(error).split())[:200]}") from None
+            found.append(kept.column("__row__").to_numpy() + first)
+        return np.concatenate(found)
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def batches(
+        self,
+        names: str | Sequence[str],
+        batch_size: int = 4096,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int = 1,
+        with_rows: bool = False,
+        stack: bool = False,
+        where: Any = None,
+        rank: int = 0,
+        world: int = 1,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        mixing: str = "auto",
+    ) -> Batches:
+        """Every row once an epoch, the last batch as short as it comes: tensors [B, d], {name: tensor} for a list of
+        names, [B, names, d] with `stack`; (that, row numbers int64 [B]) with `with_rows`.
+
+        The order depends on the number of rows, `seed` and the epoch alone. `where`: indices, a mask or a pyarrow
+        expression over the token table. `mixing`: "auto" and "global" shuffle over all rows.
+        """
+        single = isinstance(names, str)
+        arrays = [self[name] for name in ([names] if isinstance(names, str) else names)]
+        if not arrays:
+            raise RequestError("names: [] is empty; give at least one name")
+        if stack and len({(array.shape[1], array.dtype) for array in arrays}) > 1:
+            raise RequestError(f"stack: {', '.join(map(repr, arrays))} differ; leave it out for a dict")
+        for setting, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("world", world, 1)):
+            if type(value) is not int or value < least:
+                raise RequestError(f"{setting} = {value!r}: allowed are whole numbers of at least {least}")
+        if type(rank) is not int or not 0 <= rank < world:
+            raise RequestError(f"rank = {rank!r}: allowed are 0 to {world - 1}, world being {world}")
+        if mixing == "blocks":
+            raise NotBuiltError("mixing = 'blocks': not built in this version; allowed are 'auto' and 'global'")
+        if mixing not in ("auto", "global"):
+            raise RequestError(f"mixing = {mixing!r}: allowed are 'auto', 'global' and 'blocks'")
+        return Batches(
+            arrays,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            epochs=epochs,
+            with_rows=with_rows,
+            stack=stack,
+            single=single,
+            rows=self._selected(where),
+            rank=rank,
+            world=world,
+            dtype=_torch_dtype(dtype),
+            device=device,
+        )
+
+    def _selected(self, where: Any) -> np.ndarray | None:
+        if where is None:
+            return None
+        if isinstance(where, pc.Expression):
+            return self._where(where)
+        if isinstance(where, pa.Array | pa.ChunkedArray):
+            where = where.to_numpy(zero_copy_only=False) if isinstance(where, pa.Array) else where.to_numpy()
+        rows = row_numbers(where, len(self), "where")
+        if len(np.unique(rows)) != len(rows):
+            raise RequestError("where: a row is named twice; every row comes once an epoch")
+        return rows
+
+    # ---- sums ----------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, NameStatistics]:
+        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without.
+
+        Merged in shard order, so the bits are the same for any number of workers.
+        """
+        return dict(self._statistics)
+
+    @cached_property
+    def _statistics(self) -> dict[str, NameStatistics]:
+        moments = Moments()
+        merged = {name: moments.zero() for name in self.names}
+        seen = False
+        for record in self.shards:
+            if layout.STATES not in record.objects:
+                continue
+            states = open_states(self.files, record)
+            for name in states.names(moments.kind):
+                seen = True
+                merged[name] = moments.merge(merged[name], states.load(moments, name))
+        if not seen:
+            why = "statistics.moments = false" if self.shards else "no shard is committed"
+            raise RequestError(f"statistics: this run keeps none ({why})")
+        return {name: moments.finalise(state) for name, state in merged.items()}
+
+    def directions(self, mode: str | None = None) -> Any:
+        """Concept directions, by name and by name of the activations."""
+        raise NotBuiltError("directions(): not built in this version")
+
+    def features(self, name: str, pool: str = "mean", labels: Sequence[str] = ()) -> Any:
+        """Pooled rows with their labels."""
+        raise NotBuiltError("features(): not built in this version")
+
+
+def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
+    """Totals over commit records: the count of record, never taken from metrics."""
+    total: dict[str, Any] = dict.fromkeys(
+        ("shards", "documents", "rows", "tokens", "dropped_tokens", "forward_tokens", "bytes"), 0
+    )
+    tables: dict[str, dict[str, float]] = {"skipped": {}, "non_finite": {}, "zero_rows": {}, "seconds": {}}
+    environments: list[Mapping[str, str]] = []
+    for record in records:
+        total["shards"] += 1
+        for key in ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens"):
+            total[key] += getattr(record, key)
+        total["bytes"] += sum(item.bytes for item in record.objects.values())
+        for key, table in tables.items():
+            for name, value in getattr(record, key).items():
+                table[name] = table.get(name, 0) + value
+        if record.environment not in environments:
+            environments.append(record.environment)
+    return {**total, **tables, "environments": [dict(environment) for environment in environments]}
+
+
+def open_states(files: Files, record: ShardRecord) -> StateFile:
+    """The saved sums of a shard. Raises DamageError where they are missing or cut."""
+    path = f"{layout.attempt_path(record.attempt)}/{layout.STATES}"
+
+    def read(start: int, length: int) -> bytes:
+        try:
+            return files.read_range(path, start, length)
+        except FileNotFoundError:
+            return b""  # reads as cut short, by name
+
+    return StateFile(read, f"{files.url}/{path}")
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([TOKENS_SCHEMA.field(column) for column in columns])
+
+
+def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in TORCH_DTYPES:
+        raise RequestError(f"dtype = {dtype!r}: allowed are {', '.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[dtype]
+
+
+open = open_run
+"""`harvest.open`."""
