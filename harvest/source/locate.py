@@ -1,0 +1,155 @@
+"""From `data.path` and `data.files` to a sorted list of data files of one format; nothing is guessed silently."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import fsspec
+
+from harvest.config import DataSettings, resolve_package
+from harvest.errors import RequestError
+from harvest.source.places import COMPRESSIONS, FORMATS, Place, format_of
+
+_MAGIC = re.compile(r"[*?\[]")
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+_KNOWN = f"{', '.join(FORMATS)}; the text formats also with {', '.join(COMPRESSIONS)} behind"
+
+
+def find_places(data: DataSettings) -> list[Place] | None:
+    """The data files that are meant, sorted by name; None where `data.path` can only be a hub id.
+
+    Raises RequestError: nothing there, no data files, several formats, an unknown split.
+    """
+    if data.split is not None and _MAGIC.search(data.split.replace("+", "*")):
+        raise RequestError(
+            f"data.split = {data.split!r}: a split's name is allowed; for a part use data.limit or data.sample"
+        )
+    path = os.path.expanduser(resolve_package(data.path, "data.path"))
+    try:
+        fs, root = fsspec.core.url_to_fs(path)
+        return _Finder(data, fs, root).find()
+    except RequestError:
+        raise
+    except Exception as error:  # every file system has errors of its own: no such bucket, no credentials, no network
+        raise RequestError(f"data.path = {data.path!r}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+class _Finder:
+    """Looks for files in one file system, local or not."""
+
+    def __init__(self, data: DataSettings, fs: Any, root: str) -> None:
+        self.data, self.fs, self.root = data, fs, root
+        self.local = "://" not in data.path
+
+    def find(self) -> list[Place] | None:
+        is_folder = self.fs.isdir(self.root)
+        if not is_folder and not self.fs.exists(self.root) and not _MAGIC.search(self.root):
+            self._check_hub_id()
+            return None
+        if self.local and self.data.name is not None:
+            if is_folder:
+                return None  # a dataset repository on this disk, with configurations that `datasets` knows to read
+            raise self._wrong(
+                "data.name", self.data.name, "names a configuration of a hub dataset; leave it out for files"
+            )
+        if self.data.revision is not None:
+            raise self._wrong(
+                "data.revision", self.data.revision, "names a commit of a hub dataset; leave it out for files"
+            )
+        if self.data.files is not None:
+            return self._places(self._listed(), self.root)
+        if is_folder:
+            return self._folder()
+        if self.fs.exists(self.root):
+            return self._places([self.root], posixpath.dirname(self.root))
+        files = sorted(path for path in self.fs.glob(self.root) if not self.fs.isdir(path))
+        if not files:
+            raise self._wrong("data.path", self.data.path, "no file matches")
+        before = self.root[: _MAGIC.search(self.root).start()]  # type: ignore[union-attr]
+        return self._split(self._places(files, posixpath.dirname(before)))
+
+    def _check_hub_id(self) -> None:
+        """Nothing is there: raises RequestError unless it may be a hub id."""
+        if not self.local:
+            raise self._wrong("data.path", self.data.path, "no such file or folder")
+        if not _HUB_ID.match(self.data.path) or format_of(self.data.path) is not None:
+            raise self._wrong("data.path", self.data.path, "no such file (and no hub id)")
+
+    def _wrong(self, setting: str, value: Any, reason: str) -> RequestError:
+        return RequestError(f"{setting} = {value!r}: {reason}")
+
+    def _listed(self) -> list[str]:
+        """The files of `data.files`: names and globs relative to `data.path`."""
+        files = self.data.files
+        if isinstance(files, dict):
+            split = self.data.split or (next(iter(files)) if len(files) == 1 else None)
+            if split not in files:
+                raise self._wrong("data.split", self.data.split, f"data.files has {', '.join(files)}")
+            files = files[split]
+        found: set[str] = set()
+        for name in [files] if isinstance(files, str) else files or []:
+            path = name if posixpath.isabs(name) else posixpath.join(self.root, name)
+            if self.fs.isfile(path):
+                found.add(path)
+                continue
+            matches = [match for match in self.fs.glob(path) if not self.fs.isdir(match)] if _MAGIC.search(name) else []
+            if not matches:
+                raise self._wrong("data.files", name, f"no such file in {self.data.path}")
+            found.update(matches)
+        return sorted(found)
+
+    def _folder(self) -> list[Place]:
+        """What `save_to_disk` wrote, or all data files in the folder."""
+        root = self.root
+        if self.fs.exists(f"{root}/dataset_dict.json"):
+            splits = json.loads(self.fs.cat_file(f"{root}/dataset_dict.json"))["splits"]
+            split = self.data.split or (splits[0] if len(splits) == 1 else None)
+            if split not in splits:
+                raise self._wrong("data.split", self.data.split, f"{self.data.path} has the splits {', '.join(splits)}")
+            root = f"{root}/{split}"
+        if self.fs.exists(f"{root}/state.json") and self.fs.exists(f"{root}/dataset_info.json"):
+            state = json.loads(self.fs.cat_file(f"{root}/state.json"))
+            # in this order the dataset was saved; names that come from a file stay inside the folder
+            names = [posixpath.basename(entry["filename"]) for entry in state["_data_files"]]
+            return self._places([f"{root}/{name}" for name in names], root)
+        inside = (path for path in self.fs.find(root) if not _hidden(path[len(root) :]))
+        files = sorted(path for path in inside if format_of(path) is not None)
+        if not files:
+            raise self._wrong("data.path", self.data.path, f"no data file in this folder; read are {_KNOWN}")
+        return self._split(self._places(files, root))
+
+    def _places(self, paths: Iterable[str], root: str) -> list[Place]:
+        places = []
+        for path in paths:
+            kind = format_of(path)
+            if kind is None:
+                raise self._wrong("data.path", posixpath.basename(path), f"unknown format; read are {_KNOWN}")
+            name = posixpath.relpath(path, root or "/")
+            places.append(Place(name=name, path=path if self.local else self.fs.unstrip_protocol(path), format=kind))
+        kinds = {place.format: place.name for place in reversed(places)}
+        if len(kinds) > 1:
+            shown = ", ".join(f"{kind} ({name})" for kind, name in sorted(kinds.items()))
+            raise self._wrong("data.path", self.data.path, f"files of several formats: {shown}; name one with a glob")
+        return places
+
+    def _split(self, places: list[Place]) -> list[Place]:
+        """The files whose name says the split, as `datasets` names them: `train/...`, `train-00000.parquet`."""
+        if self.data.split is None:
+            return places
+        word = re.compile(rf"(^|[/._ -]){re.escape(self.data.split)}([/._ -]|$)")
+        named = [place for place in places if word.search(place.name)]
+        if not named and self.data.split != "train":  # files that say no split are all `train`
+            shown = ", ".join(place.name for place in places[:10])
+            raise self._wrong(
+                "data.split", self.data.split, f"no file of {self.data.path} says so by its name: {shown}"
+            )
+        return named or places
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith((".", "__")) for part in path.split("/"))
