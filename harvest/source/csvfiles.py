@@ -133,7 +133,8 @@ class CsvFile(TextFile):
             return None
         starts = starts_of(ends)
         final, before = data[ends - 1], data[np.maximum(ends - 2, 0)]
-        end_bytes = breaks[ends - 1] + ((final == _LINE_FEED) & (before == _RETURN) & (ends - 2 >= starts))
+        two_bytes = (final == _LINE_FEED) & (before == _RETURN) & (ends - 2 >= starts)
+        end_bytes = breaks[ends - 1].astype(np.int64) + two_bytes
         full = ends - starts > end_bytes  # an empty line is no record
         lines = np.searchsorted(line_ends, starts, side="right")
         return Scan(starts[full], lines[full], taken, int(np.searchsorted(line_ends, taken, side="right")))
