@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,15 @@ from harvest.errors import RequestError
 from harvest.records import ArraySpec, ShardRecord
 from harvest.store.arrays import DTYPES, StoredArray
 from harvest.store.files import Files
+from harvest.store.mapped import MappedRows, can_map
 
 MAX_OPEN_ARRAYS = 16_384
 """Arrays kept open by one run: each maps at least one object, and Linux allows 65,530 maps to a process."""
 PIECE_BYTES = 1 << 20
-"""A gather is worth a second thread from about two pieces of this size on."""
+"""What is worth handing to another thread."""
+GATHER_THREADS = 4
+"""At most. Ours and not torch's: its threads spin for one another, and beside a busy neighbour a gather on two of
+them ran at a fifth of one."""
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -83,6 +90,18 @@ def row_numbers(rows: Any, count: int, what: str = "rows") -> np.ndarray:
     return np.where(array < 0, array + count, array)
 
 
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """Where the rows of the run lie in one mapped range."""
+
+    starts: np.ndarray
+    """int64 [objects]: the run's row that each object begins with."""
+    shifts: np.ndarray
+    """int64 [objects]: from a row of the run to the row of the range."""
+    rows: np.ndarray
+    """[rows and gaps, d]"""
+
+
 class Activations:
     """The rows of a name. `run[name][10:20]` and `run[name][indices]` are torch tensors of the stored dtype, copies."""
 
@@ -92,7 +111,6 @@ class Activations:
         self.dtype = TORCH_DTYPES[dtype]
         self._parts, self._stored = parts, dtype
         self._numpy = np.dtype(DTYPES[dtype])
-        self._scratch = threading.local()
 
     def __repr__(self) -> str:
         return f"Activations({self.name!r}, {self._stored} [{self.shape[0]}, {self.shape[1]}])"
@@ -117,33 +135,38 @@ class Activations:
         array: np.ndarray = found.to(getattr(torch, dtype)).numpy()
         return array
 
-    def gather(self, rows: np.ndarray, threads: ThreadPoolExecutor | None = None) -> torch.Tensor:
+    def gather(self, rows: np.ndarray) -> torch.Tensor:
         """Rows at int64 [n], each in [0, len), any order, as a new tensor [n, d]; no check of the numbers."""
-        out = np.empty((len(rows), self.shape[1]), self._numpy)
-        if len(rows) < 2 or len(self._parts.records) == 1:
-            self._gather_sorted(rows, out, threads)
-            return self._tensor(out)
+        mapped = self._mapped
+        if mapped is not None:
+            where = np.searchsorted(mapped.starts, rows, side="right") - 1
+            return self._tensor(_take(mapped.rows, rows + mapped.shifts[where]))
         order = np.argsort(rows, kind="stable")
-        held = self._buffer(len(rows))
-        self._gather_sorted(rows[order], held, threads)
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        np.take(held, back, axis=0, out=out, mode="clip")  # "clip" spares a second buffer
-        return self._tensor(out)
+        held, ordered = np.empty((len(rows), self.shape[1]), self._numpy), rows[order]
+        for part, span in self._parts.split(ordered):
+            self._array(part).gather(ordered[span] - self._parts.starts[part], held[span])
+        found = np.empty_like(held)
+        found[order] = held
+        return self._tensor(found)
 
-    def _gather_sorted(self, rows: np.ndarray, out: np.ndarray, threads: ThreadPoolExecutor | None) -> None:
-        """Rising row numbers (any order where there is one shard) into `out`, shard by shard."""
-        one = len(self._parts.records) == 1
-        spans = [(0, slice(0, len(rows)))] if one else list(self._parts.split(rows))
-        if threads is not None and out.nbytes >= 2 * PIECE_BYTES:
-            list(threads.map(lambda item: self._gather_part(item[0], item[1], rows, out), _cut(spans, len(rows))))
-            return
-        for part, span in spans:
-            self._gather_part(part, span, rows, out)
-
-    def _gather_part(self, part: int, span: slice, rows: np.ndarray, out: np.ndarray) -> None:
-        array = self._parts.array(part, self.name, self.shape[1], self._stored)
-        array.gather(rows[span] - self._parts.starts[part], out[span])
+    @functools.cached_property
+    def _mapped(self) -> _Mapped | None:
+        """All objects in one range of addresses; None where the rows are not on a disk of this machine."""
+        parts = self._parts
+        if not parts.files.local or not parts.rows:
+            return None
+        files, starts = [], []
+        for part, first in enumerate(parts.starts[:-1]):
+            array = self._array(part)
+            for number in range(array.grid.objects):
+                path = array.check_object(number)
+                files.append((f"{parts.files.url}/{path}", array.grid.rows_of(number)))
+                starts.append(int(first) + number * array.grid.outer)
+        row_bytes = self.shape[1] * self._numpy.itemsize
+        if not can_map(files, row_bytes):
+            return None
+        mapped = MappedRows(files, row_bytes)
+        return _Mapped(np.array(starts), mapped.first_rows - np.array(starts), mapped.bytes.view(self._numpy))
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         """Consecutive rows as a new array."""
@@ -153,18 +176,13 @@ class Activations:
         row = start
         while row < stop:
             end = min(stop, int(starts[part + 1]))
-            array = self._parts.array(part, self.name, self.shape[1], self._stored)
+            array = self._array(part)
             out[row - start : end - start] = array.read(row - int(starts[part]), end - int(starts[part]))
             row, part = end, part + 1
         return out
 
-    def _buffer(self, rows: int) -> np.ndarray:
-        """This thread's buffer [rows, d]: new memory for every batch costs as much as the copy into it."""
-        held: np.ndarray | None = getattr(self._scratch, "rows", None)
-        if held is None or len(held) < rows:
-            held = np.empty((rows, self.shape[1]), self._numpy)
-            self._scratch.rows = held
-        return held[:rows]
+    def _array(self, part: int) -> StoredArray:
+        return self._parts.array(part, self.name, self.shape[1], self._stored)
 
     def _tensor(self, rows: np.ndarray) -> torch.Tensor:
         if self._stored == "bfloat16":
@@ -172,11 +190,24 @@ class Activations:
         return torch.from_numpy(rows)
 
 
-def _cut(spans: Sequence[tuple[int, slice]], rows: int) -> list[tuple[int, slice]]:
-    """The spans, large ones cut so that two threads have something to share."""
-    most = max(1, rows // 4)
-    return [
-        (part, slice(start, min(start + most, span.stop)))
-        for part, span in spans
-        for start in range(span.start, span.stop, most)
-    ]
+def _take(source: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """source[rows] as a new array, by several threads where it is large."""
+    out = np.empty((len(rows), source.shape[1]), source.dtype)
+    count = min(GATHER_THREADS, _cores(), out.nbytes // PIECE_BYTES)
+    if count < 2:
+        return np.take(source, rows, axis=0, out=out, mode="clip")  # "clip" spares a buffer
+    step = -(-len(rows) // count)
+    pieces = [slice(start, start + step) for start in range(0, len(rows), step)]
+    list(_threads(os.getpid()).map(lambda at: np.take(source, rows[at], axis=0, out=out[at], mode="clip"), pieces))
+    return out
+
+
+@functools.cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """One pool per process: after a fork, as loaders do, the parent's threads are not there."""
+    return ThreadPoolExecutor(min(GATHER_THREADS, _cores()), thread_name_prefix="harvest-gather")

@@ -5,8 +5,12 @@ The order is a keyed bijection of the row numbers, so it needs no table, starts 
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,7 @@ import torch
 from harvest.activations import Activations
 from harvest.errors import RequestError
 
-ROUNDS = 8
+ROUNDS = 6
 """Of the Feistel network; from 4 on neighbours show no trace of one another in the tests, the rest is margin."""
 
 
@@ -38,13 +42,12 @@ class Shuffle:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Row numbers int64 [k] at the positions int64 [k] of the order, both in [0, n)."""
-        rows = self._once(positions.astype(self._dtype))
+        rows: np.ndarray = self._once(positions.astype(self._dtype))
         out = np.flatnonzero(rows >= self.n)
         while len(out):  # walk the cycle until it is back in range: each step at least halves them on average
             rows[out] = self._once(rows[out])
             out = out[rows[out] >= self.n]
-        numbers: np.ndarray = rows.astype(np.int64)
-        return numbers
+        return rows.astype(np.int64)
 
     def _once(self, values: np.ndarray) -> np.ndarray:
         right = values & self._dtype.type((1 << self._right) - 1)
@@ -58,7 +61,7 @@ class Shuffle:
 
     def _mix(self, half: np.ndarray, number: int, bits: int) -> np.ndarray:
         """`bits` bits that depend on all of `half` and the round's key."""
-        mixed = half ^ self._keys[number]
+        mixed: np.ndarray = half ^ self._keys[number]
         mixed *= self._factors[0]
         mixed ^= mixed >> self._dtype.type(self._word // 2)
         mixed *= self._factors[1]
@@ -108,6 +111,7 @@ class Batches:
         self._per_epoch = len(range(rank * batch_size, self._count, world * batch_size))
         self._done = 0
         self._shuffle: tuple[int, Shuffle] | None = None
+        self._ahead: tuple[int, Future[_Gathered]] | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(array.name for array in self._arrays)
@@ -126,9 +130,10 @@ class Batches:
         """A tensor [B, d]; {name: tensor} for several names; [B, names, d] with stack; (that, rows) with_rows."""
         if self._done >= len(self):
             raise StopIteration
-        rows = self._rows_of(*divmod(self._done, self._per_epoch))
-        values = self._values(rows)
+        gathered = self._gathered()
+        values = self._values(gathered.values)
         self._done += 1
+        rows = gathered.rows
         return (values, torch.from_numpy(rows)) if self._with_rows else values
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,6 +151,21 @@ class Batches:
             raise RequestError(f"state of batches: done is {done!r}; allowed is a whole number of at least 0")
         self._done = done
 
+    def _gathered(self) -> _Gathered:
+        """The next batch; the one after it is gathered behind while the caller works with this one."""
+        if self._ahead is not None and self._ahead[0] == self._done:
+            gathered = self._ahead[1].result()
+        else:
+            gathered = self._gather(self._done)
+        self._ahead = None
+        if self._done + 1 < len(self):
+            self._ahead = self._done + 1, _behind(os.getpid()).submit(self._gather, self._done + 1)
+        return gathered
+
+    def _gather(self, number: int) -> _Gathered:
+        rows = self._rows_of(*divmod(number, self._per_epoch))
+        return _Gathered(rows, {array.name: array.gather(rows) for array in self._arrays})
+
     def _rows_of(self, epoch: int, step: int) -> np.ndarray:
         start = (step * self._world + self._rank) * self._batch_size
         positions = np.arange(start, min(start + self._batch_size, self._count))
@@ -155,10 +175,25 @@ class Batches:
             positions = self._shuffle[1](positions)
         return positions if self._rows is None else self._rows[positions]
 
-    def _values(self, rows: np.ndarray) -> Any:
-        values = {array.name: array.gather(rows) for array in self._arrays}
+    def _values(self, values: dict[str, torch.Tensor]) -> Any:
         if self._dtype is not None or self._device is not None:
             values = {name: rows.to(device=self._device, dtype=self._dtype) for name, rows in values.items()}
         if self._stack:
             return torch.stack(list(values.values()), dim=1)
         return values[self._arrays[0].name] if self._single else values
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A batch as it is stored."""
+
+    rows: np.ndarray
+    """int64 [B]"""
+    values: dict[str, torch.Tensor]
+    """Name -> [B, d]"""
+
+
+@functools.cache
+def _behind(process: int) -> ThreadPoolExecutor:
+    """The thread that gathers ahead, one per process: it does not survive a fork."""
+    return ThreadPoolExecutor(1, thread_name_prefix="harvest-batches")

@@ -144,7 +144,7 @@ class StoredArray:
         except FileNotFoundError:
             raise DamageError(f"{self._where(layout.ZARR)}: missing") from None
 
-    def _check(self, number: int) -> str:
+    def check_object(self, number: int) -> str:
         """The path of an object that is there in full."""
         path = f"{self.path}/{layout.object_name(number)}"
         try:
@@ -158,7 +158,7 @@ class StoredArray:
     def object_rows(self, number: int) -> np.ndarray | None:
         """The rows of object `number`, [n, width], mapped read-only; None where the store cannot map."""
         if number not in self._mapped:
-            data = self.files.map(self._check(number))
+            data = self.files.map(self.check_object(number))
             if data is None:
                 return None
             used = self.grid.rows_of(number) * self.grid.row_bytes
