@@ -67,11 +67,15 @@ class _Finder:
             return self._folder()
         if self.fs.exists(self.root):
             return self._places([self.root], posixpath.dirname(self.root))
-        files = sorted(path for path in self.fs.glob(self.root) if not self.fs.isdir(path))
+        files = self._matches(self.root)
         if not files:
             raise self._wrong("data.path", self.data.path, "no file matches")
-        before = self.root[: _MAGIC.search(self.root).start()]  # type: ignore[union-attr]
-        return self._split(self._places(files, posixpath.dirname(before)))
+        return self._split(self._places(files, _before_magic(self.root)))
+
+    def _matches(self, pattern: str) -> list[str]:
+        """The files that match, without hidden ones unless the part before the first wildcard names them."""
+        known = len(_before_magic(pattern))
+        return sorted(p for p in self.fs.glob(pattern) if not _hidden(p[known:]) and not self.fs.isdir(p))
 
     def _check_hub_id(self) -> None:
         """Nothing is there: raises RequestError unless it may be a hub id."""
@@ -97,7 +101,7 @@ class _Finder:
             if self.fs.isfile(path):
                 found.add(path)
                 continue
-            matches = [match for match in self.fs.glob(path) if not self.fs.isdir(match)] if _MAGIC.search(name) else []
+            matches = self._matches(path) if _MAGIC.search(path) else []
             if not matches:
                 raise self._wrong("data.files", name, f"no such file in {self.data.path}")
             found.update(matches)
@@ -149,6 +153,11 @@ class _Finder:
                 "data.split", self.data.split, f"no file of {self.data.path} says so by its name: {shown}"
             )
         return named or places
+
+
+def _before_magic(pattern: str) -> str:
+    """The folder that a glob starts from."""
+    return posixpath.dirname(_MAGIC.split(pattern, maxsplit=1)[0])
 
 
 def _hidden(path: str) -> bool:

@@ -141,7 +141,8 @@ class ParquetFile(TableFile):
         return self._footer[1]
 
     def count(self) -> int:
-        """From the footer."""
+        """From the footer; the wanted columns are checked by the way."""
+        _ = self.projection
         return int(self._footer[0].num_rows)
 
     @cached_property
@@ -202,6 +203,7 @@ class ArrowFile(TableFile):
 
     def count(self) -> int | None:
         """By the headers of the batches; None for a remote file, which would have to be read for it."""
+        _ = self.projection
         return int(self._mapped[1][-1]) if self.place.local else None
 
     def reader(self, start: int, cursor: Mapping[str, Any] | None) -> BatchReader:
