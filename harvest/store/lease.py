@@ -29,6 +29,7 @@ INTERVAL_SECONDS = 5.0
 """Between renewals."""
 SILENT_SECONDS = 60.0
 """A lease not renewed for this long may be taken over."""
+REMOTE_SECONDS = 1.0
 TRIES = 10
 """How often a taker starts over when others keep changing the file under it."""
 
@@ -120,7 +121,7 @@ class Lease:
         self._files, self._holder, self._data = files, holder, data
         self._interval, self._silent = interval, silent
         self._lost: str | None = None
-        self._renewed = time.monotonic()
+        self._renewed = self._seen = _now()
         self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="harvest-lease", daemon=True)
@@ -159,13 +160,14 @@ class Lease:
     def check(self) -> None:
         """Raises LostLeaseError unless the lease is still this coordinator's own, as the store says right now.
 
-        A lease that is no longer fresh is renewed on the way: what is committed next lies well within its term.
+        A lease that is no longer fresh is renewed on the way: what is committed next lies well within its term. A
+        remote store is asked once a second at most: nobody takes over a lease that was renewed so lately.
         """
         with self._mutex:
             if self._lost is None:
-                if time.monotonic() - self._renewed > self._silent / 4:
+                if _now() - self._renewed > self._silent / 4:
                     self._renew()
-                else:
+                elif self._files.local or _now() - self._seen > REMOTE_SECONDS:
                     self._compare()
             if self._lost is not None:
                 raise LostLeaseError(self._lost)
@@ -201,17 +203,17 @@ class Lease:
         fresh = replace(self._holder, heartbeat=time.time())
         data = _encode(fresh)
         if self._files.swap(layout.COORDINATOR, self._data, data):
-            self._holder, self._data, self._renewed = fresh, data, time.monotonic()
+            self._holder, self._data = fresh, data
+            self._renewed = self._seen = _now()
         else:
             self._compare()
 
     def _compare(self) -> None:
-        try:
-            held = self._files.read(layout.COORDINATOR)
-        except FileNotFoundError:
-            self._lost = f"run {self._files.url}: {layout.COORDINATOR} was removed; whoever did it owns the run now"
-            return
-        if held != self._data:
+        held = _read(self._files)
+        self._seen = _now()
+        if held is None:
+            self._lost = f"run {self._files.url}: {layout.COORDINATOR} was removed; start the run again"
+        elif held != self._data:
             try:
                 other = _decode(self._files, held)
                 self._lost = f"run {self._files.url}: taken over by pid {other.pid} on {other.host}"
@@ -250,6 +252,11 @@ def _require_free(files: Files, held: bytes, interval: float, silent: float) -> 
         f"run.path = {files.url!r}: pid {holder.pid} on {holder.host} is at work on this run "
         f"(last sign of life {max(0.0, age):.0f} s ago); wait for it, or {silent:.0f} s after it died"
     )
+
+
+def _now() -> float:
+    """Seconds that pass while the process is stopped, and where the system tells also while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _read(files: Files) -> bytes | None:
