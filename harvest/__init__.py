@@ -8,16 +8,16 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "run": "harvest.runtime.coordinate",
-    "open": "harvest.reader",
-    "decoder_layers": "harvest.model.sites",
-    "Job": "harvest.config",
-    "HarvestError": "harvest.errors",
-    "RequestError": "harvest.errors",
-    "DocumentError": "harvest.errors",
-    "WorkError": "harvest.errors",
+    "run": "harvest.runtime.coordinate:run",
+    "open": "harvest.reader:open_run",
+    "decoder_layers": "harvest.model.sites:decoder_layers",
+    "Job": "harvest.config:Job",
+    "HarvestError": "harvest.errors:HarvestError",
+    "RequestError": "harvest.errors:RequestError",
+    "DocumentError": "harvest.errors:DocumentError",
+    "WorkError": "harvest.errors:WorkError",
 }
-"""Public name -> the module that is imported when it is first used."""
+"""Public name -> `module:attribute`, imported when it is first used."""
 
 _LATER = (
     "capture_activations",
@@ -38,7 +38,8 @@ __all__ = ["__version__", *_HOME]
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
+        module, _, attribute = _HOME[name].partition(":")
+        value = getattr(importlib.import_module(module), attribute)
         globals()[name] = value
         return value
     if name in _LATER:

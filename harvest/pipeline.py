@@ -278,7 +278,7 @@ class ShardWork:
 
 
 class Buffers:
-    """Two sets of row buffers: one fills while the other is written. Taking a third waits: that is the back-pressure."""
+    """Two sets of row buffers: one fills while the other is written; a third waits: back-pressure."""
 
     SETS = 2
 

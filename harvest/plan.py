@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
 from harvest.errors import NotBuiltError, RequestError
-from harvest.records import SourceFile
-from harvest.source.open import Source, open_source
+from harvest.source.open import open_source
+from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
 from harvest.text.tokenise import Tokeniser
 
@@ -37,6 +37,8 @@ PROBE_ROWS = 65_536
 """Source rows that the probe reads at most, however small the sample."""
 UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
 """Settings that may differ on resume, besides all of `run`: they change no stored value."""
+TABLE_BYTES_PER_ROW = 4
+"""Of the token table, compressed; measured on texts."""
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -76,6 +78,7 @@ class Estimate:
     """Kept by the sample and limit; None where only reading to the end can tell."""
     tokens: int | None
     rows: int | None
+    shards: int | None
     bytes_per_row: int
     """Of all names together."""
     store_bytes: int | None
@@ -94,6 +97,8 @@ class Plan:
     fingerprint: Mapping[str, Any]
     """Of model, tokenizer and data: compared on resume."""
     names: tuple[Name, ...]
+    config: Any
+    """The model's config, as transformers reads it."""
     source: Source
     tokeniser: Tokeniser
     estimate: Estimate
@@ -167,13 +172,15 @@ def make_plan(
         "tokenizer": load.tokenizer_fingerprint(tokenizer),
         "data": {file.name: file.fingerprint for file in source.files},
     }
-    estimate = _estimate(job, source.files, source, probe, bytes_per_row, resolved, load.weight_bytes(skeleton, dtype))
-    _refuse_full_disk(job, estimate, free_bytes)
+    estimate = _estimate(job, source, probe, resolved, bytes_per_row, load.weight_bytes(skeleton, dtype))
+    estimate = replace(estimate, free_bytes=free_bytes)
+    _refuse_lack_of_room(job, estimate)
     return Plan(
         job=job,
         resolved=resolved,
         fingerprint=fingerprint,
         names=names,
+        config=config,
         source=source,
         tokeniser=tokeniser,
         estimate=estimate,
@@ -206,6 +213,10 @@ def refuse_unbuilt(job: Job) -> None:
         ("run.gpus_per_worker", job.run.gpus_per_worker != "auto", "allowed is 'auto'"),
         ("run.cpus_per_worker", job.run.cpus_per_worker != "auto", "allowed is 'auto'"),
     ]
+    if not job.capture.store and not job.statistics.moments:
+        raise RequestError(
+            "capture.store = False: then something else must be kept; statistics.moments = true is allowed"
+        )
     settings = job.model_dump(mode="json")
     for key, asked, allowed in unbuilt:
         if asked:
@@ -293,37 +304,42 @@ def _shard_documents(job: Job, probe: _Probe, bytes_per_row: int) -> int:
     return 2 ** max(0, min(int(most), MAX_SHARD_DOCUMENTS).bit_length() - 1)
 
 
-def _documents(job: Job, files: Sequence[SourceFile], source: Source) -> int | None:
-    if any(file.rows is None for file in files):
-        return job.data.limit
-    kept = sum(source.kept(file.number, 0, file.rows or 0) for file in files)
+def _documents(job: Job, source: Source) -> int | None:
+    if any(file.rows is None for file in source.files):
+        return None
+    kept = sum(source.kept(file.number, 0, file.rows or 0) for file in source.files)
     return kept if job.data.limit is None else min(kept, job.data.limit)
 
 
+def _shards(job: Job, source: Source, shard_documents: int) -> int | None:
+    """Shards of the whole run; None where the data's end or `data.max_tokens` decides."""
+    if job.data.max_tokens is not None or any(file.rows is None for file in source.files):
+        return None
+    shards = documents = 0
+    for file in source.files:
+        for start in range(0, file.rows or 0, shard_documents):
+            if job.data.limit is not None and documents >= job.data.limit:
+                return shards
+            documents += source.kept(file.number, start, min(start + shard_documents, file.rows or 0))
+            shards += 1
+    return shards
+
+
 def _estimate(
-    job: Job,
-    files: Sequence[SourceFile],
-    source: Source,
-    probe: _Probe,
-    bytes_per_row: int,
-    resolved: Resolved,
-    weight_bytes: int,
+    job: Job, source: Source, probe: _Probe, resolved: Resolved, bytes_per_row: int, weight_bytes: int
 ) -> Estimate:
-    documents = _documents(job, files, source)
-    tokens = rows = None
-    if documents is not None and probe.documents:
-        share = 1.0
-        tokens = round(documents * probe.tokens / probe.documents)
-        if job.data.max_tokens is not None and tokens > job.data.max_tokens:
-            share, tokens = job.data.max_tokens / tokens, job.data.max_tokens
-        rows = round(share * documents * probe.rows / probe.documents)
-    elif documents is not None:
-        tokens = rows = 0
-    stored = rows * (bytes_per_row + 16) if rows is not None and job.capture.store else rows and rows * 16
+    documents = _documents(job, source)
+    tokens = rows = stored = None
+    if documents is not None:
+        tokens = round(documents * probe.tokens / max(1, probe.documents))
+        share = 1.0 if job.data.max_tokens is None else min(1.0, job.data.max_tokens / max(1, tokens))
+        tokens, rows = round(share * tokens), round(share * documents * probe.rows / max(1, probe.documents))
+        stored = rows * (bytes_per_row + TABLE_BYTES_PER_ROW) if job.capture.store else 0
     return Estimate(
         documents=documents,
         tokens=tokens,
         rows=rows,
+        shards=_shards(job, source, resolved.shard_documents),
         bytes_per_row=bytes_per_row,
         store_bytes=stored,
         memory_bytes=_memory(resolved, bytes_per_row, weight_bytes),
@@ -340,16 +356,17 @@ def _memory(resolved: Resolved, bytes_per_row: int, weight_bytes: int) -> int:
     return libraries + 2 * weight_bytes + windows + batch + text
 
 
-def _refuse_full_disk(job: Job, estimate: Estimate, free_bytes: int | None) -> None:
-    if free_bytes is not None and estimate.store_bytes is not None and estimate.store_bytes > free_bytes:
+def _refuse_lack_of_room(job: Job, estimate: Estimate) -> None:
+    needed, free = estimate.store_bytes, estimate.free_bytes
+    if free is not None and needed is not None and needed > free:
         raise RequestError(
-            f"run.path = {job.run.path!r}: the run needs about {estimate.store_bytes / 1e9:.1f} GB "
-            f"and the disk has {free_bytes / 1e9:.1f} GB free; fewer names, documents or positions need less"
+            f"run.path = {job.run.path!r}: the run needs about {needed / 1e9:.1f} GB "
+            f"and the disk has {free / 1e9:.1f} GB free; fewer names, documents or positions need less"
         )
     if job.store.memory_gb != "auto" and estimate.memory_bytes > job.store.memory_gb * 1e9:
         raise RequestError(
             f"store.memory_gb = {job.store.memory_gb}: a worker needs about {estimate.memory_bytes / 1e9:.1f} GB; "
-            "a smaller tokens.batch or more memory is needed"
+            "fewer names or a smaller tokens.batch need less"
         )
 
 

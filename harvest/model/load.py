@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from harvest.config import ModelSettings, resolve_package
-from harvest.errors import NotBuiltError, RequestError
+from harvest.errors import RequestError
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
@@ -103,10 +103,9 @@ def skeleton(config: Any, settings: ModelSettings) -> Any:
         return head.from_config(config, **_attention(settings))
 
 
-def load_model(settings: ModelSettings, dtype: str, device: str) -> Any:
-    """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16)."""
-    _refuse_unbuilt(settings)
-    checkpoint, config = locate(settings.name, settings.revision), load_config(settings)
+def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) -> Any:
+    """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16); `config` from `load_config`."""
+    checkpoint = locate(settings.name, settings.revision)
     head = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
     with _quiet(), _one_clear_line("model.name", settings.name):
         model = head.from_pretrained(
@@ -136,12 +135,6 @@ def load_tokenizer(settings: ModelSettings, name: str | None) -> Any:
 
 def _attention(settings: ModelSettings) -> dict[str, str]:
     return {} if settings.attention == "auto" else {"attn_implementation": settings.attention}
-
-
-def _refuse_unbuilt(settings: ModelSettings) -> None:
-    for key in ("adapter", "quantization", "device_map"):
-        if getattr(settings, key) is not None:
-            raise NotBuiltError(f"model.{key} = {getattr(settings, key)!r}: not built in this version; leave it out")
 
 
 @contextlib.contextmanager

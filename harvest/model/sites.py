@@ -134,9 +134,12 @@ def resolve_layers(layers: str | Sequence[int], n_layers: int) -> list[int]:
 
 
 def _site_and_layers(site: str, chosen: list[int], n_layers: int) -> tuple[str, list[int]]:
-    """A site of the job, in our spelling or TransformerLens', as (our spelling, layers)."""
+    """A site of the job, in our spelling (`attn`, or `attn.15` for one layer) or TransformerLens', with its layers."""
     if site in SITES:
         return site, chosen
+    plain, _, layer = site.partition(".")
+    if plain in SITES and layer.removeprefix("-").isdecimal():
+        return plain, resolve_layers([int(layer)], n_layers)
     if site.startswith("blocks."):
         _, layer, hook = [*site.split(".", 2), ""][:3]
         if layer.isdecimal() and hook in TRANSFORMER_LENS:
@@ -149,3 +152,27 @@ def _site_and_layers(site: str, chosen: list[int], n_layers: int) -> tuple[str, 
 def _module(architecture: Architecture, site: str, layer: int) -> str:
     block = f"{architecture.blocks}.{layer}"
     return {RESIDUAL: block, ATTN: f"{block}.{architecture.attn}", MLP: f"{block}.{architecture.mlp}"}[site]
+
+
+def sites_of(name: str) -> dict[str, Any]:
+    """What can be captured from a model, from its config alone: site -> width and module; plain values."""
+    from harvest.config import ModelSettings
+    from harvest.model.load import load_config, skeleton  # loads transformers, which the table itself does not need
+
+    settings = ModelSettings(name=name)
+    model = skeleton(load_config(settings), settings)
+    architecture, blocks = architecture_of(model), decoder_layers(model)
+    names = resolve_names(model, SITES, [0])
+    return {
+        "model": name,
+        "architecture": model.config.model_type,
+        "layers": len(blocks),
+        "sites": {
+            found.site: {
+                "width": found.width,
+                "module": _module(architecture, found.site, 0).replace(".0", ".{layer}", 1),
+                "layers": f"0 to {len(blocks) - 1}",
+            }
+            for found in names
+        },
+    }

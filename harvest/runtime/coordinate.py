@@ -15,7 +15,7 @@ import harvest
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan, differences, make_plan, refuse_unbuilt
-from harvest.reader import Run, open_run
+from harvest.reader import Run, open_run, summarise
 from harvest.records import ShardRecord
 from harvest.runtime.inline import run_inline
 from harvest.runtime.progress import Observer, Silent
@@ -47,20 +47,32 @@ def run(
     """
     begin = time.monotonic()
     job = load_job(_with_stand_ins(job, model, data), overrides)
-    refuse_unbuilt(job)
     files = open_files(job.run.path, job.run.storage)
-    ledger = Ledger(files)
-    earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
-    held = _committed_bytes(ledger) if earlier else 0
-    free = files.free_bytes()
-    plan = make_plan(job, model=model, tokenizer=tokenizer, data=data, free_bytes=None if free is None else free + held)
-    if earlier is not None:
-        _refuse_difference(plan, earlier)
-        if ledger.completion() is not None and not _grown(plan, earlier):
-            return open_run(files)
+    plan, earlier = _checked(job, files, model, tokenizer, data)
+    if earlier is not None and Ledger(files).completion() is not None and not _grown(plan, earlier):
+        return open_run(files)
     with Lease.acquire(files) as lease:
         _Coordinator(plan, files, lease, observer or Silent(), begin).run(model)
     return open_run(files)
+
+
+def plan_run(job: Job | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Plan:
+    """What `run` would do with a job, after refusing whatever `run` would refuse; nothing is written."""
+    job = load_job(job, overrides)
+    return _checked(job, open_files(job.run.path, job.run.storage), None, None, None)[0]
+
+
+def _checked(job: Job, files: Files, model: Any, tokenizer: Any, data: Any) -> tuple[Plan, RunRecord | None]:
+    """The plan of a job that may run in this folder, and the run that is there already."""
+    refuse_unbuilt(job)
+    ledger, free = Ledger(files), files.free_bytes()
+    earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
+    if free is not None and earlier is not None:
+        free += _committed_bytes(ledger)  # what is there already needs no room again
+    plan = make_plan(job, model=model, tokenizer=tokenizer, data=data, free_bytes=free)
+    if earlier is not None:
+        _refuse_difference(plan, earlier)
+    return plan, earlier
 
 
 def _with_stand_ins(job: Any, model: Any, data: Any) -> Any:
@@ -144,7 +156,9 @@ class _Coordinator:
         record = run_record(self.plan)
         if earlier is None:
             self.ledger.create_run(record)
-        elif _grown(self.plan, earlier):
+        else:
+            _refuse_difference(self.plan, earlier)  # again: it may have been written while the lease was free
+        if earlier is not None and _grown(self.plan, earlier):
             # In this order a crash on any line leaves either the old limits, or no cut shard.
             self.ledger.reopen()
             for key, shard in self.ledger.records().items():
@@ -176,31 +190,12 @@ def run_record(plan: Plan) -> RunRecord:
             "names": {str(name): {"width": name.width, "module": name.module} for name in plan.names},
             "files": [{"name": file.name, "rows": file.rows} for file in plan.source.files],
             "documents": plan.estimate.documents,
+            "shards": plan.estimate.shards,
             "tokens": plan.estimate.tokens,
         },
         fingerprint=plan.lock(),
         provenance={"harvest": harvest.__version__, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
-
-
-def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
-    """Totals over commit records: the count of record, never taken from metrics."""
-    total: dict[str, Any] = dict.fromkeys(
-        ("shards", "documents", "rows", "tokens", "dropped_tokens", "forward_tokens", "bytes"), 0
-    )
-    tables: dict[str, dict[str, float]] = {"skipped": {}, "non_finite": {}, "zero_rows": {}, "seconds": {}}
-    environments: list[Mapping[str, str]] = []
-    for record in records:
-        total["shards"] += 1
-        for key in ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens"):
-            total[key] += getattr(record, key)
-        total["bytes"] += sum(item.bytes for item in record.objects.values())
-        for key, table in tables.items():
-            for name, value in getattr(record, key).items():
-                table[name] = table.get(name, 0) + value
-        if record.environment not in environments:
-            environments.append(record.environment)
-    return {**total, **tables, "environments": [dict(environment) for environment in environments]}
 
 
 def _failures_text(schedule: Schedule) -> str:

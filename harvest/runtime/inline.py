@@ -16,8 +16,8 @@ from harvest.records import Assignment, ShardText
 from harvest.runtime.progress import Observer
 from harvest.runtime.schedule import ReadFacts, Schedule
 from harvest.store.files import Files
-from harvest.store.ledger import Ledger
 from harvest.store.lease import Lease
+from harvest.store.ledger import Ledger
 
 
 def run_inline(
@@ -35,7 +35,7 @@ def run_inline(
         if model is None:
             from harvest.model.load import load_model  # what needs no model (a finished run) loads no transformers
 
-            model = load_model(plan.job.model, plan.resolved.dtype, plan.resolved.device)
+            model = load_model(plan.job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
         observer.loaded(time.monotonic() - begin)
         _Inline(plan, model, files, lease, schedule, observer).run()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -159,6 +160,22 @@ def _cast(part: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_string(kind) and not pa.types.is_null(part.type):
         return pa.chunked_array([pa.array(map(_text, part.to_pylist()), kind)])
     return part.cast(kind)
+
+
+def statistics_table(statistics: Mapping[str, Any]) -> pa.Table:
+    """One row per name and set of rows (`all`, `ordinary`: without special tokens), one column per figure.
+
+    `statistics`: name -> NameStatistics, whose fields this follows; mean and variance are lists of float64 [d].
+    """
+    rows = []
+    for name, found in statistics.items():
+        for which, part in (("all", found.all), ("ordinary", found.ordinary)):
+            figures = {field.name: getattr(part, field.name) for field in dataclasses.fields(found.ordinary)}
+            figures["norm_quantiles"] = [
+                {"share": share, "norm": norm} for share, norm in figures["norm_quantiles"].items()
+            ]
+            rows.append({"name": name, "rows": which, **figures})
+    return pa.Table.from_pylist(rows)
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

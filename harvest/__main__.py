@@ -1,0 +1,157 @@
+"""The commands. Each reads its words, calls one function, prints what it returns, and ends with a documented status.
+
+0: done. 1: the work failed, or damage was found. 2: the request is wrong. 130: interrupted; the same command resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch is loaded. Threads that spin at every barrier while a neighbour holds one of their cores make a forward
+# 3 to 10 times slower; our own reader and writer are such neighbours.
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of the libraries below: the terminal belongs to our own
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Harvest: language-model activations at dataset scale.",
+)
+JobFile = Annotated[str, typer.Argument(metavar="JOB", help="The job file (TOML).")]
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.SUB=VALUE", help="Overrides a setting of the job; repeatable.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@app.command()
+def plan(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
+    """Says what a job will do and need, without running the model; refuses what `run` would refuse."""
+    from harvest import show
+    from harvest.runtime.coordinate import plan_run
+
+    _print(show.plan(plan_run(job, overrides or ())), json)
+
+
+@app.command()
+def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
+    """Runs a job, or resumes it where its ledger ends."""
+    from harvest import show
+    from harvest.runtime import coordinate, progress
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    observer = progress.Silent() if json else progress.Terminal() if sys.stderr.isatty() else progress.Log()
+    _print(show.run(coordinate.run(job, overrides=overrides or (), observer=observer)), json)
+
+
+@app.command()
+def status(run: RunFolder, json: Json = False) -> None:
+    """Committed, running, failed and missing shards of a run; rows and rates."""
+    from harvest import show
+    from harvest.runtime.status import status_of
+
+    _print(show.status(status_of(run)), json)
+
+
+@app.command()
+def verify(
+    run: RunFolder,
+    repair: Annotated[bool, typer.Option("--repair", help="Harvest the damaged shards again.")] = False,
+    json: Json = False,
+) -> None:
+    """Re-reads everything a run holds and compares it with the ledger."""
+    from harvest import show
+    from harvest.errors import DamageError, NotBuiltError
+    from harvest.verify import verify_run
+
+    if repair:
+        raise NotBuiltError("--repair: not built in this version")
+    report = verify_run(run)
+    _print(show.verification(report), json)
+    if report.damaged:
+        raise DamageError(show.first_damage(report))
+
+
+@app.command()
+def sites(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, folder, .gguf file or package:.")],
+    json: Json = False,
+) -> None:
+    """The sites and layers that can be captured from a model, with their widths."""
+    from harvest import show
+    from harvest.model.sites import sites_of
+
+    _print(show.sites(sites_of(model)), json)
+
+
+@app.command()
+def directions(run: RunFolder) -> None:
+    """The table of directions (not built in this version)."""
+    _not_built("directions", run)
+
+
+@app.command()
+def report(run: RunFolder) -> None:
+    """One self-contained page with plots (not built in this version)."""
+    _not_built("report", run)
+
+
+@app.command()
+def export(format: str, run: RunFolder, out: str) -> None:
+    """Writes a run in another tool's format (not built in this version)."""
+    _not_built(f"export {format}", run)
+
+
+def _not_built(command: str, run: str) -> None:
+    from harvest.errors import NotBuiltError
+
+    raise NotBuiltError(f"harvest {command}: not built in this version; {run} was not touched")
+
+
+def _print(shown: Any, json: bool) -> None:
+    """`shown` has `.text` for people and `.data` for programs."""
+    import json as encoder
+
+    print(encoder.dumps(shown.data, indent=2, default=str) if json else shown.text)
+
+
+def main() -> None:
+    """Entry point of `harvest` and `python -m harvest`."""
+    sys.exit(_status(sys.argv[1:]))
+
+
+def _status(arguments: list[str]) -> int:
+    from harvest.errors import HarvestError
+
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except HarvestError as error:
+        return _say(str(error), error.status)
+    except typer.Exit as ended:
+        return int(ended.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return _say("interrupted; the same command resumes", 130)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of click, which typer carries inside or beside itself
+            return _say(error.format_message(), 2)
+        traceback.print_exc()
+        return _say(f"failed: {type(error).__name__}: {error}", 1)
+
+
+def _say(text: str, status: int) -> int:
+    print(f"harvest: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What the commands print: each result once as text for people and once as plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harvest.plan import Plan
+    from harvest.reader import Run
+    from harvest.verify import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One result, twice."""
+
+    text: str
+    data: Any
+
+
+def plan(plan: Plan) -> Shown:
+    """What a job will do and need."""
+    estimate, resolved = plan.estimate, plan.resolved
+    size = {str(name): name.width * estimate.bytes_per_row // sum(n.width for n in plan.names) for name in plan.names}
+    data = {
+        "documents": estimate.documents,
+        "tokens": estimate.tokens,
+        "rows": estimate.rows,
+        "shards": estimate.shards,
+        "bytes_per_row": size,
+        "store_bytes": estimate.store_bytes,
+        "memory_bytes": estimate.memory_bytes,
+        "free_bytes": estimate.free_bytes,
+        "resolved": {key: getattr(resolved, key) for key in resolved.__dataclass_fields__},
+        "fingerprint": plan.fingerprint,
+    }
+    rows = [
+        ("model", f"{plan.job.model.name}, {resolved.dtype} on {resolved.device}, attention {resolved.attention}"),
+        ("names", f"{len(plan.names)}: {_few([str(name) for name in plan.names])}"),
+        ("data", f"{plan.job.data.path}, {len(plan.source.files)} files"),
+        ("documents", _count(estimate.documents)),
+        ("tokens", f"about {_count(estimate.tokens)}, windows of at most {resolved.context}"),
+        ("rows", f"about {_count(estimate.rows)}, {_bytes(estimate.bytes_per_row)} each as {resolved.store_dtype}"),
+        ("store", f"about {_bytes(estimate.store_bytes)} ({_bytes(estimate.free_bytes)} free)"),
+        ("memory", f"at most {_bytes(estimate.memory_bytes)} a worker"),
+        ("shards", f"{_count(estimate.shards)} of {resolved.shard_documents:,} source rows"),
+        ("threads", str(resolved.threads)),
+        ("run", plan.job.run.path),
+    ]
+    return Shown(_table(rows), data)
+
+
+def run(run: Run) -> Shown:
+    """What a finished run holds, and what to try next."""
+    summary = run.summary()
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in summary["skipped"].items())
+    rows = [
+        ("run", run.path),
+        ("documents", f"{summary['documents']:,}" + (f" ({skipped} skipped)" if skipped else "")),
+        ("tokens", f"{summary['tokens']:,}" + _dropped(summary["dropped_tokens"])),
+        ("rows", f"{summary['rows']:,} in each of {len(run.names)} names"),
+        ("names", _few(run.names)),
+        ("bytes", f"{_bytes(summary['bytes'])} in {summary['shards']} shards"),
+        ("speed", _speed(summary)),
+    ]
+    if summary["non_finite"]:
+        rows.append(("non-finite", _few([f"{name}: {count:,}" for name, count in summary["non_finite"].items()])))
+    return Shown(_table(rows), {"run": run.path, "names": run.names, **summary})
+
+
+def _dropped(tokens: int) -> str:
+    return f" (and {tokens:,} cut off by truncation)" if tokens else ""
+
+
+def _speed(summary: Mapping[str, Any]) -> str:
+    forward = summary["seconds"].get("forward", 0.0)
+    if not forward:
+        return "nothing ran"
+    return f"{summary['forward_tokens'] / forward:,.0f} tokens/s in the forward"
+
+
+def status(status: Mapping[str, Any]) -> Shown:
+    """How a run stands."""
+    rows = [
+        ("run", f"{status['run']}: {status['state']}"),
+        ("shards", f"{status['committed']} committed, {_count(status['missing'])} missing"),
+        ("running", ", ".join(status["running"]) or "none"),
+        ("failed", "; ".join(status["failed"].values()) or "none"),
+        ("documents", f"{status['documents']:,} of {_count(status['expected_documents'])}"),
+        ("skipped", ", ".join(f"{count:,} {reason}" for reason, count in status["skipped"].items()) or "none"),
+        ("rows", f"{status['rows']:,}"),
+        ("tokens", f"{status['tokens']:,} of about {_count(status['expected_tokens'])}"),
+        ("bytes", _bytes(status["bytes"])),
+        ("forward", f"{_count(status['tokens_per_forward_second'])} tokens/s"),
+    ]
+    if status["worker"]:
+        worker = status["worker"]
+        rows.append(
+            ("at work", f"pid {worker['pid']} on {worker['host']}, heard of {worker['seconds_since_heartbeat']} s ago")
+        )
+    return Shown(_table(rows), dict(status))
+
+
+def sites(sites: Mapping[str, Any]) -> Shown:
+    """What can be captured from a model."""
+    rows = [("model", f"{sites['model']} ({sites['architecture']}, {sites['layers']} layers)")]
+    rows += [(site, f"width {entry['width']}, {entry['module']}") for site, entry in sites["sites"].items()]
+    return Shown(_table(rows), dict(sites))
+
+
+def verification(report: Report) -> Shown:
+    """What a verification found."""
+    return Shown(report.text, report.data)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(key) for key, _ in rows)
+    return "\n".join(f"{key:<{width}}  {value}" for key, value in rows)
+
+
+def _few(items: Sequence[str], most: int = 6) -> str:
+    if len(items) <= most:
+        return ", ".join(items)
+    return f"{', '.join(items[: most - 1])} ... {items[-1]}"
+
+
+def _count(number: float | None) -> str:
+    return "an unknown number" if number is None else f"{number:,}"
+
+
+def _bytes(number: int | None) -> str:
+    """Decimal units, as disks are sold."""
+    if number is None:
+        return "an unknown size"
+    value = float(number)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1000
+    raise AssertionError
