@@ -111,7 +111,8 @@ class Batches:
         self._per_epoch = len(range(rank * batch_size, self._count, world * batch_size))
         self._done = 0
         self._shuffle: tuple[int, Shuffle] | None = None
-        self._ahead: tuple[int, Future[_Gathered]] | None = None
+        self._ahead: tuple[tuple[int, int], Future[_Gathered]] | None = None
+        """(process, number) of the batch that is gathered behind."""
 
     def __repr__(self) -> str:
         names = ", ".join(array.name for array in self._arrays)
@@ -153,13 +154,12 @@ class Batches:
 
     def _gathered(self) -> _Gathered:
         """The next batch; the one after it is gathered behind while the caller works with this one."""
-        if self._ahead is not None and self._ahead[0] == self._done:
-            gathered = self._ahead[1].result()
-        else:
-            gathered = self._gather(self._done)
-        self._ahead = None
+        ahead, self._ahead = self._ahead, None
+        here = os.getpid(), self._done
+        gathered = ahead[1].result() if ahead is not None and ahead[0] == here else self._gather(self._done)
         if self._done + 1 < len(self):
-            self._ahead = self._done + 1, _behind(os.getpid()).submit(self._gather, self._done + 1)
+            following = _behind(os.getpid()).submit(self._gather, self._done + 1)
+            self._ahead = (os.getpid(), self._done + 1), following
         return gathered
 
     def _gather(self, number: int) -> _Gathered:

@@ -62,6 +62,8 @@ def decode_record(kind: TypeAdapter[Record], data: bytes, where: str) -> Record:
         record = kind.validate_python(fields)
         if json.loads(kind.dump_json(record)) != fields:
             raise ValueError("fields that this version does not know")
+    except RequestError:
+        raise  # a ValueError too, and not damage
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DamageError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
