@@ -132,7 +132,7 @@ class RemoteFiles:
             self.system.rm_file(self._at(path))
 
     def delete_tree(self, prefix: str, only: Callable[[str], bool] | None = None) -> None:
-        doomed = [self._at(path) for path, _ in self.list(prefix) if only is None or only(path)]
+        doomed = [self._at(path) for path, _ in self.list(safe_path(prefix)) if only is None or only(path)]
         if doomed:
             with contextlib.suppress(FileNotFoundError):
                 self.system.rm(doomed)
