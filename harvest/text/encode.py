@@ -15,14 +15,15 @@ PIECE_CHARACTERS = 2**20
 """A longer text is encoded in pieces where that changes nothing: the backend keeps about 200 bytes a token."""
 CHECK_CHARACTERS = 256
 """Context on both sides of a cut in which the cut is proved harmless."""
-CUT_TRIES = 16
+CUT_TRIES = 64
 """Places that are tried before a piece is made longer instead."""
 MARKS = range(0x10F000, 0x10FFF0)
 """Private-use characters; one that a text does not contain introduces a template's control token in it."""
 MARKED = 0x100000
 """Private-use characters that number the control tokens."""
 
-_WORD_START = re.compile(r"(?<=[A-Za-z.,]) (?=[A-Za-z])")
+_WORD_START = re.compile(r"(?<=[A-Za-z.,]) (?=[A-Za-z])|(?<=\n)(?=\w)|(?<=\w)(?=[\u3001\u3002\uff0c])")
+"""Before a space, after a line's end, before a Chinese comma or full stop (whose texts have no spaces)."""
 
 
 class Encoder:
@@ -51,23 +52,28 @@ class Encoder:
         spells a special token becomes ordinary tokens.
         """
         with _set_for_encoding(self._backend, literal):
-            if all(len(text) <= PIECE_CHARACTERS for text in texts):
-                return _ids(self._backend, texts, add_special)
-            return [self._encode_long(text, add_special) for text in texts]
+            short = iter(_ids(self._backend, [text for text in texts if len(text) <= PIECE_CHARACTERS], add_special))
+            return [
+                next(short) if len(text) <= PIECE_CHARACTERS else self._encode_long(text, add_special) for text in texts
+            ]
 
     def _encode_long(self, text: str, add_special: bool) -> np.ndarray:
         pieces = list(_pieces(text, lambda piece: _ids(self._backend, [piece], False)[0]))
-        if len(pieces) == 1:
+        around = self._around(pieces[0]) if add_special else ([], [])
+        if len(pieces) == 1 or around is None:
             return _ids(self._backend, [text], add_special)[0]
         ids = [array for piece in pieces for array in _ids(self._backend, [piece], False)]
-        before, after = self._around() if add_special else ((), ())
-        return np.concatenate([np.array(before, np.int32), *ids, np.array(after, np.int32)])
+        return np.concatenate([np.array(around[0], np.int32), *ids, np.array(around[1], np.int32)])
 
-    def _around(self) -> tuple[list[int], list[int]]:
-        """The ids that the tokenizer itself puts before and after a text."""
-        encoding = self._backend.encode("a", add_special_tokens=True)
-        ours = [i for i, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
-        return encoding.ids[: ours[0]], encoding.ids[ours[-1] + 1 :]
+    def _around(self, text: str) -> tuple[list[int], list[int]] | None:
+        """The ids that the tokenizer itself puts before and after a text; None where they cannot be told apart."""
+        if self.added_by_itself == 0:
+            return [], []
+        encoding = self._backend.encode(text, add_special_tokens=True)
+        own = [i for i, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
+        if not own or len(own) + self.added_by_itself != len(encoding.ids):
+            return None
+        return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
 
     def encode_marked(self, text: str, restore: Callable[[str], str]) -> np.ndarray:
         """The ids of a rendered chat, int32 [T], whose control tokens are parsed and whose contents are literal.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -317,6 +317,12 @@ class FakeSlow:
     is_fast = False
     bos_token_id = 0
     all_special_ids = (0,)
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
+
+
+def test_token_ids_need_no_fast_tokenizer_and_take_what_is_special_from_any() -> None:
+    shard = tokeniser(FakeSlow(), **IDS).shard(rows_of([[0, 5]], "ids"), file=0)
+    assert shard.tokens.special.tolist() == [True, False]
 
 
 def test_a_bos_policy_needs_a_bos_token_of_the_tokenizer() -> None:

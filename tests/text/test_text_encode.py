@@ -43,7 +43,10 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MERGING = merging_tokenizer()
-WORDS = st.lists(st.sampled_from(["the", "cat", "sat.", "1", "\n", "  ", "<eos>", "é", "mat,"]), max_size=60)
+WORDS = st.lists(
+    st.sampled_from(["the", "cat", "sat.", "1", "\n", "  ", "<eos>", "é", "mat,", "\n\ncat", "的是。我在"]),
+    max_size=60,
+)
 
 
 @pytest.mark.parametrize("literal", [True, False])
@@ -65,6 +68,11 @@ def test_a_long_text_really_is_cut_and_one_whose_tokenizer_minds_is_not() -> Non
     pieces = list(encode._pieces(text, lambda t: encode._ids(MERGING.backend_tokenizer, [t], False)[0]))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) < 60
+
+    lines = "cat;\n" * 100
+    assert len(list(encode._pieces(lines, lambda t: encode._ids(MERGING.backend_tokenizer, [t], False)[0]))) > 5
+    chinese = "的是我在。他们" * 40
+    assert len(list(encode._pieces(chinese, lambda t: encode._ids(MERGING.backend_tokenizer, [t], False)[0]))) > 5
 
     minds = merging_tokenizer(prefix=True)
     # " cat" and "cat" are the same word to this one, so a cut before a space is harmless and the ids agree

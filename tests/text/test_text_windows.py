@@ -77,6 +77,18 @@ def test_a_long_document_among_short_ones_is_cut_chunked_or_refused_and_the_othe
         shard_of(values, tokens={"long": "fail"}, context=64)
 
 
+def test_documents_of_no_one_and_several_windows_keep_their_own_numbers() -> None:
+    shard = shard_of([[], [1], list(range(10)), [], list(range(20, 28))], context=4)
+    assert [(w.document, len(w.ids)) for w in shard.windows] == [(1, 1), (2, 4), (2, 4), (2, 2), (4, 4), (4, 4)]
+    assert [(d.document, d.status, d.rows) for d in shard.documents] == [
+        (0, "skipped", 0),
+        (1, "stored", 1),
+        (2, "stored", 10),
+        (3, "skipped", 0),
+        (4, "stored", 8),
+    ]
+
+
 @pytest.mark.parametrize(
     ("positions", "expected"),
     [
