@@ -108,7 +108,7 @@ class AttemptWriter:
         self.files, self.attempt = files, attempt
         self.path = layout.attempt_path(attempt)
         self._before_object = before_object
-        self._sinks: list[Sink] = []
+        self._sinks: dict[str, Sink] = {}
         self._objects: dict[str, StoredObject] = {}
         self._arrays = {
             name: _ArrayWriter(name, spec, plan_grid(spec, chunk_bytes, object_bytes), self._open)
@@ -128,7 +128,7 @@ class AttemptWriter:
         where = f"{self.path}/{path}"
         with naming_full_disk(where, 0):
             sink = self.files.open_write(where)
-        self._sinks.append(sink)
+        self._sinks[where] = sink
         return _ObjectWriter(sink, f"{self.files.url}/{where}")
 
     def append(self, name: str, rows: np.ndarray) -> None:
@@ -181,12 +181,12 @@ class AttemptWriter:
             return None
 
     def abort(self) -> None:
-        """Removes the attempt; never hides the failure that led here."""
+        """Removes what this writer opened, and nothing else; never hides the failure that led here."""
         with contextlib.suppress(OSError):
-            for sink in self._sinks:
+            for sink in self._sinks.values():
                 sink.abort()
         with contextlib.suppress(OSError):
-            self.files.delete_tree(self.path)
+            self.files.delete_tree(self.path, only=self._sinks.__contains__)
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
