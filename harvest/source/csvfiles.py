@@ -99,6 +99,9 @@ class CsvFile(TextFile):
         header, mark = self._header
         if header:
             require_columns(self.wanted, header, self.name)
+        for column in self.wanted:
+            if header.count(column) > 1:
+                raise self.place.refuse(f"the header names the column {column!r} more than once")
         return mark
 
     def columns(self) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
-from datasets import DownloadConfig, load_dataset, load_dataset_builder
+from datasets import DownloadConfig, load_dataset_builder
 from huggingface_hub import HfApi
 
 from harvest.config import DataSettings
 from harvest.errors import RequestError
 from harvest.source.objects import StreamFile
 from harvest.source.places import Place, format_of
+from harvest.source.rows import one_line
 
 _SECONDS = 10
 _PLAIN = {"parquet": (), "json": ("field",), "csv": ("sep", "names", "header", "quotechar"), "text": (), "arrow": ()}
@@ -32,8 +33,7 @@ def resolve_hub(data: DataSettings, path: str, columns: Sequence[str]) -> list[P
     split = _pick_split(data, splits)
     if files and _read_by_us(builder, files[split]):
         return _places(files[split], commit, local)
-    name, revision = data.name, None if local else commit
-    stream = load_dataset(path, name, split=split, revision=revision, data_files=data.files, streaming=True)
+    stream = builder.as_streaming_dataset(split=split)
     return StreamFile(f"{data.path}:{split}", columns, stream, f"{commit}:{split}")
 
 
@@ -50,9 +50,9 @@ def _commit(data: DataSettings) -> str:
 
 def _unreached(data: DataSettings, reason: str) -> RequestError:
     revision = f" at data.revision = {data.revision!r}" if data.revision else ""
-    first_line = " ".join(reason.split())[:300]
+    shown = one_line(reason)[:300]
     return RequestError(
-        f"data.path = {data.path!r}{revision}: no such file or folder, and not found on the hub: {first_line}"
+        f"data.path = {data.path!r}{revision}: no such file or folder, and not found on the hub: {shown}"
     )
 
 
@@ -67,11 +67,9 @@ def _builder(data: DataSettings, path: str, revision: str | None) -> Any:
         )
     except ValueError as error:  # no such configuration, or one has to be chosen: the text lists them
         setting, value = ("data.name", data.name) if "onfig" in str(error) else ("data.path", data.path)
-        raise RequestError(f"{setting} = {value!r}: {' '.join(str(error).split())}") from error
+        raise RequestError(f"{setting} = {value!r}: {one_line(error)}") from error
     except Exception as error:
-        raise RequestError(
-            f"data.path = {data.path!r}: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        raise RequestError(f"data.path = {data.path!r}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _pick_split(data: DataSettings, splits: Sequence[Any]) -> str:

@@ -14,6 +14,7 @@ import fsspec
 from harvest.config import DataSettings, resolve_package
 from harvest.errors import RequestError
 from harvest.source.places import COMPRESSIONS, FORMATS, Place, format_of
+from harvest.source.rows import one_line
 
 _MAGIC = re.compile(r"[*?\[]")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
@@ -32,11 +33,14 @@ def find_places(data: DataSettings) -> list[Place] | None:
     path = os.path.expanduser(resolve_package(data.path, "data.path"))
     try:
         fs, root = fsspec.core.url_to_fs(path)
+        fs.invalidate_cache()  # a listing from earlier in this process may be out of date
         return _Finder(data, fs, root).find()
     except RequestError:
         raise
     except Exception as error:  # every file system has errors of its own: no such bucket, no credentials, no network
-        raise RequestError(f"data.path = {data.path!r}: cannot be read: {type(error).__name__}: {error}") from error
+        raise RequestError(
+            f"data.path = {data.path!r}: cannot be read: {type(error).__name__}: {one_line(error)}"
+        ) from error
 
 
 class _Finder:

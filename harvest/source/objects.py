@@ -11,7 +11,7 @@ from typing import Any
 from harvest.errors import RequestError, WorkError
 from harvest.records import SourceRow
 from harvest.source.columns import column_names, missing_columns, project, top_level
-from harvest.source.rows import Keep, wanted_rows
+from harvest.source.rows import Keep, one_line, wanted_rows
 
 _BLOCK = 256
 _PEEK_ROWS = 64
@@ -40,7 +40,7 @@ class ObjectReader:
             raise
         except Exception as error:  # the caller's own code failed: say at which row
             raise WorkError(
-                f"{self._name} row {self.row}: reading it raised {type(error).__name__}: {error}"
+                f"{self._name} row {self.row}: reading it raised {type(error).__name__}: {one_line(error)}"
             ) from error
         self.row += 1
         return record

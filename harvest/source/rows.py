@@ -111,6 +111,11 @@ class Source(Protocol):
         ...
 
 
+def one_line(error: object) -> str:
+    """The text of an error on one line."""
+    return " ".join(str(error).split())
+
+
 def wanted_rows(keep: Keep, start: int, stop: int) -> Iterator[bool]:
     """`keep`, row by row, hashed in blocks; `stop` may lie far beyond the end of the file."""
     for at in range(start, stop, _BLOCK):

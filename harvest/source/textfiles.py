@@ -23,7 +23,8 @@ from harvest.source.columns import column_names, missing_columns, project
 from harvest.source.places import Place
 from harvest.source.rows import Keep, wanted_rows
 
-ROWS_PER_MARK = 256
+_FIRST_SPACING = 256
+_MOST_MARKS = 1024
 _CHUNK = 8 << 20
 _PEEK_ROWS = 64
 _TORN = (EOFError, OSError, LZMAError, zlib.error)
@@ -168,6 +169,7 @@ class TextFile(ABC):
         self.place, self.wanted = place, tuple(columns)
         self.name, self.path, self.format = place.name, place.path, place.format
         self._marks: list[Mark] = []
+        self._spacing = _FIRST_SPACING
         self._scanned: Mark | None = None
         self._complete = False
         self._scans = True
@@ -256,10 +258,19 @@ class TextFile(ABC):
         return position if self._scans else self._walk_from(position, row)
 
     def _add_marks(self, position: Mark, found: Scan) -> None:
-        for at in range(-position.row % ROWS_PER_MARK, len(found.starts), ROWS_PER_MARK):
-            self._marks.append(
+        for at in range(len(found.starts))[-position.row % self._spacing :: self._spacing]:
+            self._add_mark(
                 Mark(position.row + at, position.byte + int(found.starts[at]), position.line + int(found.lines[at]))
             )
+
+    def _add_mark(self, mark: Mark) -> None:
+        """Keeps it if its row is due; a long file has its marks further apart, never more of them."""
+        if mark.row % self._spacing or (self._marks and self._marks[-1].row >= mark.row):
+            return
+        self._marks.append(mark)
+        if len(self._marks) >= _MOST_MARKS:
+            self._spacing *= 2
+            self._marks = [mark for mark in self._marks if mark.row % self._spacing == 0]
 
     def _walk_from(self, position: Mark, row: int | None) -> Mark:
         """The same by reading record after record: slower, and right for every file."""
@@ -267,8 +278,7 @@ class TextFile(ABC):
         try:
             while row is None or reader.row < row:
                 position = Mark(reader.row, reader.byte, reader.line)
-                if position.row % ROWS_PER_MARK == 0 and not (self._marks and self._marks[-1].row == position.row):
-                    self._marks.append(position)
+                self._add_mark(position)
                 reader.skip_to(position.row + 1)
                 if reader.row == position.row:
                     self._complete = True

@@ -220,3 +220,9 @@ def test_one_json_value_over_several_lines_is_refused_with_what_is_allowed(tmp_p
     (tmp_path / "a.json").write_text(json.dumps({"data": [{"text": "a"}]}, indent=2))
     with pytest.raises(RequestError, match=r"a\.json: one JSON value over several lines; allowed are"):
         open_source(DataSettings(path=str(tmp_path / "a.json")), ["text"])
+
+
+def test_a_csv_header_that_names_the_wanted_column_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,n,n,text\na,1,2,b\n")
+    with pytest.raises(RequestError, match="the header names the column 'text' more than once"):
+        read(tmp_path / "a.csv")

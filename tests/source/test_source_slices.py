@@ -274,3 +274,17 @@ def test_real_reviews_are_counted_and_sliced_as_the_csv_module_does() -> None:
         rows = list(source.rows(0, start, start + rng.randrange(600)))
         assert [dict(row.values) for row in rows] == expected[start : start + len(rows)]
     assert [dict(row.values) for row in source.rows(0, 33500, 40000)] == expected[33500:]
+
+
+def test_the_index_of_a_long_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(textfiles, "_MOST_MARKS", 8)
+    monkeypatch.setattr(textfiles, "_CHUNK", 1000)
+    for name, end in (("a.jsonl", "\n"), ("a.json", ",\n")):
+        path = tmp_path / name
+        body = end.join(json.dumps({"text": str(i)}) for i in range(9000))
+        path.write_text(f"[{body}]" if name == "a.json" else body)
+        source = source_of(path, ["text"])
+        assert source.files[0].rows == 9000
+        assert len(source._files[0]._marks) < 8
+        for start in (0, 1, 256, 4095, 4096, 8999):
+            assert next(row.values["text"] for row in source.rows(0, start, start + 2)) == str(start)
