@@ -1,6 +1,6 @@
 """The checkpoint: described without its weights, loaded as transformers loads it, known by its content.
 
-The only home of `transformers`.
+The only home of `transformers` and `gguf`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
+from gguf import GGUFReader
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -139,14 +141,27 @@ def _attention(settings: ModelSettings) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own bars and advice: the terminal belongs to our progress."""
-    verbosity = transformers.logging.get_verbosity()
+    """Without transformers' own bars and advice, and with each GGUF header parsed once.
+
+    Config, tokenizer and weights each parse the whole header, token by token: seconds every time.
+    """
+    verbosity, reader = transformers.logging.get_verbosity(), gguf.GGUFReader
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    gguf.GGUFReader = _gguf_reader
     try:
         yield
     finally:
+        gguf.GGUFReader = reader
         transformers.logging.set_verbosity(verbosity)
+
+
+_read_gguf = functools.lru_cache(maxsize=1)(lambda path, stamp: GGUFReader(path))
+
+
+def _gguf_reader(path: str) -> GGUFReader:
+    stat = os.stat(path)
+    return _read_gguf(str(path), (stat.st_size, stat.st_mtime_ns, stat.st_ino))
 
 
 # ---- what the plan needs to know ---------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Nothing is running and nothing will be handed out any more."""
+        """Nothing is running and nothing will be handed out any more, as far as `next` has looked."""
         if self._running or self._retry:
             return False
         return self._stopped or self._over or self._stuck

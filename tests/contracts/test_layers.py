@@ -1,0 +1,129 @@
+"""The shape of the package: imports point one way, heavy libraries have one home, importing harvest stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "harvest"
+LEVELS = {
+    "errors": 0,
+    "records": 0,
+    "config": 1,
+    "overlap": 1,
+    "source": 2,
+    "text": 2,
+    "model": 2,
+    "reduce": 2,
+    "store": 2,
+    "plan": 3,
+    "activations": 3,
+    "batches": 3,
+    "reader": 3,
+    "pipeline": 3,
+    "runtime": 4,
+    "export": 4,
+    "scan": 5,
+    "verify": 5,
+    "show": 5,
+    "__main__": 6,
+}
+HOMES = {
+    "ray": ["runtime/cluster.py"],
+    "datasets": ["source/hub.py"],
+    "zarr": ["store/bfloat16.py", "store/arrays.py"],
+    "transformers": ["model/load.py", "pipeline.py"],  # the pipeline only reads its version for the record
+    "gguf": ["model/load.py"],
+    "pyarrow": ["source/", "store/tables.py", "reader.py", "batches.py", "verify.py"],
+    "google_crc32c": ["store/", "verify.py"],
+    "typer": ["__main__.py"],
+    "rich": ["runtime/progress.py"],
+    "fsspec": ["store/", "source/"],
+    "safetensors": ["reduce/base.py"],
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def part_of(module: str) -> str | None:
+    """`harvest.store.files.Files` -> `store`; None for what is not a part of the package."""
+    head, _, rest = module.partition(".")
+    part = rest.partition(".")[0]
+    return part if head == "harvest" and part in LEVELS else None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_to_lower_levels_and_siblings_of_level_2_never_meet(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for module in imports(path):
+        part = part_of(module)
+        if part is None or part == own:
+            continue
+        assert LEVELS[part] <= LEVELS[own], f"{own} (level {LEVELS[own]}) imports {module} (level {LEVELS[part]})"
+        if LEVELS[own] <= 2:
+            assert LEVELS[part] < LEVELS[own], f"{own} imports its sibling {module}"
+
+
+def test_no_module_reaches_itself_through_its_imports() -> None:
+    names = {".".join(("harvest", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+    graph = {}
+    for name, path in names.items():
+        found = imports(path)
+        graph[name] = {
+            other for other in names if other != name and any(f == other or f.startswith(other + ".") for f in found)
+        }
+    for name in graph:
+        seen, todo = set(), [name]
+        while todo:
+            for other in graph[todo.pop()]:
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+        assert name not in seen, f"{name} imports itself in a circle"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_heavy_library_has_one_home(path: Path) -> None:
+    here = path.relative_to(PACKAGE).as_posix()
+    for module in imports(path):
+        homes = HOMES.get(module.partition(".")[0])
+        assert homes is None or any(here.startswith(home) for home in homes), (
+            f"{here} imports {module}; its home is {homes}"
+        )
+
+
+def test_init_files_of_the_folders_hold_a_docstring_and_nothing_else() -> None:
+    for path in PACKAGE.glob("*/__init__.py"):
+        body = ast.parse(path.read_text()).body
+        assert [type(node) for node in body] == [ast.Expr], path
+
+
+def test_every_module_says_what_it_promises() -> None:
+    for path in FILES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+@pytest.mark.parametrize("code", ["import harvest", "import harvest.config", "from harvest.__main__ import app"])
+def test_importing_harvest_loads_neither_torch_nor_ray(code: str) -> None:
+    heavy = ["torch", "ray", "transformers", "datasets", "zarr", "pyarrow", "pandas"]
+    probe = f"import sys; {code}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

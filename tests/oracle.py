@@ -1,0 +1,55 @@
+"""Independent right answers: one document alone, unpadded, batch 1, eval, plain forward hooks (O1 of the cases)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+MODULES = {
+    "llama": ("model.layers.{}", "model.layers.{}.self_attn", "model.layers.{}.mlp"),
+    "gpt2": ("transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp"),
+    "gpt_neox": ("gpt_neox.layers.{}", "gpt_neox.layers.{}.attention", "gpt_neox.layers.{}.mlp"),
+}
+SITES = ("residual", "attn", "mlp")
+TOLERANCE_TINY = 1e-5
+"""float32 on the tiny models, relative to the row's norm: other batch shapes round by 1e-6, a wrong row is off by 1."""
+
+
+def alone(model: Any, ids: Any, names: list[str]) -> dict[str, torch.Tensor]:
+    """name -> [T, d]: what hooks on the whole model see of this one document."""
+    paths = MODULES[model.config.model_type]
+    seen: dict[str, torch.Tensor] = {}
+    handles = []
+    for name in names:
+        site, layer = name.rsplit(".", 1)
+        module = model.get_submodule(paths[SITES.index(site)].format(layer))
+
+        def take(_m: Any, _a: Any, out: Any, name: str = name) -> None:
+            seen[name] = (out[0] if isinstance(out, tuple) else out).detach().clone()[0]
+
+        handles.append(module.register_forward_hook(take))
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(input_ids=torch.as_tensor(np.asarray(ids), dtype=torch.long)[None], use_cache=False)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def worst_error(stored: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest distance of a row from its expectation, relative to the norm of the expected row."""
+    assert stored.shape == expected.shape, (stored.shape, expected.shape)
+    if not len(expected):
+        return 0.0
+    stored, expected = stored.double(), expected.double()
+    return float(((stored - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)).max())
+
+
+def rows_of(run: Any, document: int) -> list[int]:
+    """Row numbers of a document, found in the token table by plain numpy."""
+    return np.flatnonzero(run.tokens()["document"].to_numpy() == document).tolist()
