@@ -42,8 +42,13 @@ _SHARD = TypeAdapter(ShardRecord)
 
 
 def encode_record(kind: TypeAdapter[Record], record: Record) -> bytes:
-    """The record as JSON with its own crc32c, the same bytes for the same record."""
-    fields = json.loads(kind.dump_json(record))
+    """The record as JSON with its own crc32c, the same bytes for the same record.
+
+    Raises ValueError for a record that would not come back as it is (NaN, numpy's numbers).
+    """
+    fields = json.loads(kind.dump_json(record, warnings="error"))
+    if kind.validate_python(fields) != record:
+        raise ValueError(f"a record that JSON cannot hold: {record}")
     return json.dumps({**fields, "crc32c": _crc(fields)}, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 

@@ -47,6 +47,11 @@ def as_bits(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint32 if values.itemsize == 4 else np.uint16)
 
 
+def append_and_close(writer: AttemptWriter, name: str, rows: np.ndarray) -> None:
+    writer.append(name, rows)
+    writer.close()
+
+
 def write(
     files: Files, arrays: dict[str, np.ndarray], dtype: str, *, step: int = 7, chunk_bytes: int = 64, **options: Any
 ) -> dict[str, StoredObject]:
@@ -338,8 +343,7 @@ def test_too_many_or_too_few_rows_never_become_an_attempt(tmp_path: Path) -> Non
         pytest.raises(WorkError, match=r"x\.0: 3 rows were written, 4 announced"),
         AttemptWriter(files, ATTEMPT, spec, chunk_bytes=64) as writer,
     ):
-        writer.append("x.0", np.zeros((3, 2), np.float32))
-        writer.close()
+        append_and_close(writer, "x.0", np.zeros((3, 2), np.float32))
     assert list(files.list()) == []
     with (
         pytest.raises(WorkError, match=r"x\.0: 5 rows were written, 4 announced"),
@@ -393,8 +397,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_committed(tmp_path: Path) -> N
             pytest.raises(WorkError, match=rf"disk full: {tmp_path}/shards/{second}/\S+: \d+ more bytes") as caught,
             AttemptWriter(files, second, spec, chunk_bytes=64) as writer,
         ):
-            writer.append("residual.0", rows)
-            writer.close()
+            append_and_close(writer, "residual.0", rows)
         assert "\n" not in str(caught.value)
         assert {path: inner.read(path) for path, _ in inner.list()} == before
     with AttemptWriter(inner, second, spec, chunk_bytes=64) as writer:  # space was freed
