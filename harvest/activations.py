@@ -122,7 +122,7 @@ class Activations:
         """[n, d] for a slice, indices (any order, negative ones from the end) or a mask; [d] for one int."""
         if isinstance(rows, slice) and rows.step in (None, 1):
             start, stop, _ = rows.indices(len(self))
-            return self._tensor(self._read(start, max(start, stop)))
+            return as_tensor(self._read(start, max(start, stop)), self._stored)
         found = self.gather(row_numbers(rows, len(self)))
         single = isinstance(rows, int | np.integer) or (isinstance(rows, torch.Tensor | np.ndarray) and rows.ndim == 0)
         return found[0] if single else found
@@ -140,14 +140,14 @@ class Activations:
         mapped = self._mapped
         if mapped is not None:
             where = np.searchsorted(mapped.starts, rows, side="right") - 1
-            return self._tensor(_take(mapped.rows, rows + mapped.shifts[where]))
+            return as_tensor(_take(mapped.rows, rows + mapped.shifts[where]), self._stored)
         order = np.argsort(rows, kind="stable")
         held, ordered = np.empty((len(rows), self.shape[1]), self._numpy), rows[order]
         for part, span in self._parts.split(ordered):
             self._array(part).gather(ordered[span] - self._parts.starts[part], held[span])
         found = np.empty_like(held)
         found[order] = held
-        return self._tensor(found)
+        return as_tensor(found, self._stored)
 
     @functools.cached_property
     def _mapped(self) -> _Mapped | None:
@@ -184,10 +184,12 @@ class Activations:
     def _array(self, part: int) -> StoredArray:
         return self._parts.array(part, self.name, self.shape[1], self._stored)
 
-    def _tensor(self, rows: np.ndarray) -> torch.Tensor:
-        if self._stored == "bfloat16":
-            return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(rows)
+
+def as_tensor(rows: np.ndarray, dtype: str) -> torch.Tensor:
+    """Rows as the store holds them (bfloat16 as uint16 bits) as a tensor of their dtype, sharing the memory."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(rows)
 
 
 def _take(source: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +97,16 @@ def write_run(
     ledger = Ledger(files)
     numbers = list(files_of or [0] * len(shards))
     plan = {
-        "resolved": {"names": list(names), "store_dtype": dtype},
+        "resolved": {"names": list(names), "store_dtype": dtype, "shard_documents": 8},
+        "files": [{"name": f"{number}.jsonl", "rows": None} for number in range(max(numbers, default=0) + 1)],
         "names": {name: {"width": width, "module": name} for name, width in names.items()},
     }
-    ledger.create_run(RunRecord(job={}, plan=plan, fingerprint={}))
+    ledger.create_run(RunRecord(job={"data": {"limit": None, "max_tokens": None}}, plan=plan, fingerprint={}))
     fake = Fake(str(path), files, names, {}, {})
     starts: dict[int, tuple[int, int]] = {}
     parts: list[TokenColumns] = []
     rows: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    for number, lengths in zip(numbers, shards, strict=True):
+    for at, (number, lengths) in enumerate(zip(numbers, shards, strict=True)):
         index, start = starts.get(number, (0, 0))
         shard = Shard(file=number, index=index, start=start, stop=start + len(lengths))
         starts[number] = index + 1, shard.stop
@@ -118,6 +119,7 @@ def write_run(
         for name, array in arrays.items():
             rows[name].append(array)
         record = _write_shard(files, shard, lengths, columns, arrays, dtype, moments, store, object_bytes, chunk_bytes)
+        record = replace(record, ended=number not in numbers[at + 1 :])
         assert ledger.commit(record)
         fake.records.append(record)
     if complete:
@@ -134,8 +136,8 @@ def _changed(
     coded: np.ndarray, name: str, columns: TokenColumns, change: Mapping[tuple[str, int], Any], dtype: str
 ) -> torch.Tensor:
     for (changed, document), value in change.items():
-        if changed == name:
-            at = columns.document == document
+        at = columns.document == document
+        if changed == name and at.any():
             coded[at] = value(coded[at]) if callable(value) else value
     return torch.from_numpy(coded).to(DTYPES[dtype])
 
