@@ -15,6 +15,8 @@ _STRUCTURE = re.compile(rb'["\[\]{},]')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SEPARATORS = re.compile(rb"[\s,]*+")
 _CHUNK = 1 << 20
+HEAD = 64 << 10
+"""Bytes within which a file shows what it is."""
 
 
 def opening(head: bytes) -> int | None:
@@ -123,7 +125,7 @@ class ArrayFile(TextFile):
     def origin(self) -> Mark:
         """Behind the bracket."""
         with self.place.open_text() as file:
-            head = file.read(_CHUNK)
+            head = file.read(HEAD)
         inside = opening(head) or 0
         return Mark(0, inside, 1 + head.count(b"\n", 0, inside))
 

@@ -12,7 +12,7 @@ from harvest.config import DataSettings, resolve_package
 from harvest.records import SourceFile
 from harvest.source.columns import require_columns
 from harvest.source.csvfiles import CsvFile
-from harvest.source.jsonarray import ArrayFile, opening
+from harvest.source.jsonarray import HEAD, ArrayFile, opening
 from harvest.source.lines import LineFile
 from harvest.source.locate import find_places
 from harvest.source.objects import object_file
@@ -21,7 +21,6 @@ from harvest.source.rows import DataFile, Reader, Slice, Source
 from harvest.source.sample import Sample
 from harvest.source.tables import ArrowFile, ParquetFile
 
-_HEAD = 64 << 10
 _DESCRIBERS = 8
 
 
@@ -66,7 +65,7 @@ def _data_file(place: Place, columns: Sequence[str]) -> DataFile:
 def _json_file(place: Place, columns: Sequence[str]) -> DataFile:
     """A `.json` file is an array of records or JSON lines: its first character tells."""
     with place.open_text() as file:
-        head = file.read(_HEAD)
+        head = file.read(HEAD)
     if opening(head) is not None:
         return ArrayFile(place, columns)
     lines = head.split(b"\n")
