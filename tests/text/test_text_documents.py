@@ -121,6 +121,7 @@ def test_ids_of_every_integer_kind_are_taken_as_they_are() -> None:
         ([5, None], "not a list of ids"),
         ([5.0], "not a list of ids"),
         ([True], "not a list of ids"),
+        ([1, True], "not a list of ids"),
         (["5"], "not a list of ids"),
         ([[5]], "not a list of ids"),
         ("[5]", "not a list of ids"),

@@ -73,6 +73,7 @@ def test_a_long_document_among_short_ones_is_cut_chunked_or_refused_and_the_othe
     skipped = shard_of(values, tokens={"long": "fail"}, data={"on_bad": "skip"}, context=64)
     assert [d.reason for d in skipped.documents] == [None, "longer than 64 tokens", None, "longer than 64 tokens"]
     assert [d.tokens for d in skipped.documents] == [1, 65, 2, 200]
+    assert shard_of([list(range(64))], tokens={"long": "fail"}, context=64).tokens_run == 64
     with pytest.raises(DocumentError, match=r"document 1 .*: longer than 64 tokens"):
         shard_of(values, tokens={"long": "fail"}, context=64)
 

@@ -22,13 +22,14 @@ class ListRows:
         self._rows = list(rows)
         self.read = 0
         self.ended = False
-        self.cursor: Mapping[str, Any] | None = None
+        self.cursor: Mapping[str, Any] | None = {"row": 0}
 
     def __iter__(self) -> Iterator[SourceRow]:
         for row in self._rows:
             self.read += 1
+            self.cursor = {"row": self.read}
             yield row
-        self.ended, self.cursor = True, {"row": len(self._rows)}
+        self.ended = True
 
     @property
     def digest(self) -> str:
