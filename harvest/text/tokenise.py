@@ -23,8 +23,11 @@ class Rows(Protocol):
 
     ended: bool
     cursor: Mapping[str, Any] | None
-    digest: str
-    """Of the rows yielded so far."""
+
+    @property
+    def digest(self) -> str:
+        """Of the rows yielded so far."""
+        ...
 
     def __iter__(self) -> Iterator[SourceRow]: ...
 
