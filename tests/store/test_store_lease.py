@@ -20,7 +20,8 @@ from harvest.store import lease as module
 from harvest.store.files import Files, open_files
 from harvest.store.lease import Holder, Lease, process_start, read_holder, this_machine
 
-QUICK = {"interval": 0.05, "silent": 0.5}
+QUICK = {"interval": 0.05, "silent": 5.0}
+WATCHFUL = {"interval": 0.5, "silent": 5.0}
 HOLD = """
 import sys, time
 from harvest.store.files import open_files
@@ -133,7 +134,7 @@ def test_a_holder_whose_clock_is_off_is_alive_while_it_beats_and_dead_when_it_st
     other = threading.Thread(target=beat)
     other.start()
     with pytest.raises(RequestError, match="is at work"):
-        Lease.acquire(files, **QUICK)
+        Lease.acquire(files, **WATCHFUL)
     stop.set()
     other.join()
     with Lease.acquire(files, **QUICK) as lease:

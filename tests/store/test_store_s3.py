@@ -1,0 +1,127 @@
+"""S3: conditional puts decide between writers; checked against a server on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from harvest.errors import LostLeaseError, RequestError
+from harvest.records import ArraySpec
+from harvest.store import lease as lease_module
+from harvest.store.arrays import StoredArray
+from harvest.store.attempt import AttemptWriter
+from harvest.store.files import Files, open_files
+from harvest.store.folder import remove_strays
+from harvest.store.lease import Lease
+from harvest.store.ledger import Ledger
+from tests.store.test_store_ledger import RUN, shard_record
+
+pytest.importorskip("s3fs")
+moto_server = pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def files(endpoint: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Files:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    found = open_files(f"s3://runs/{request.node.name}/run", {"endpoint": endpoint, "region": "us-east-1"})
+    with contextlib.suppress(FileExistsError):
+        found.system.call_s3("create_bucket", Bucket="runs")  # type: ignore[attr-defined]
+    return found
+
+
+def test_create_is_put_if_absent_and_one_of_many_wins(files: Files) -> None:
+    assert files.exclusive
+    start = threading.Barrier(6)
+    won: list[bytes] = []
+
+    def take(data: bytes) -> None:
+        start.wait()
+        if files.create("ledger/x.json", data):
+            won.append(data)
+
+    threads = [threading.Thread(target=take, args=(bytes([65 + number]) * 100,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert files.read("ledger/x.json") == won[0]
+    assert not files.create("ledger/x.json", b"later")
+
+
+def test_swap_holds_by_etag(files: Files) -> None:
+    assert not files.swap("c.json", b"old", b"new")
+    files.create("c.json", b"old")
+    assert not files.swap("c.json", b"other", b"new")
+    assert files.swap("c.json", b"old", b"new")
+    assert files.read("c.json") == b"new"
+
+
+def test_a_swap_that_is_overtaken_between_look_and_put_loses(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.create("c.json", b"old")
+    system = files.system  # type: ignore[attr-defined]
+    call = system.call_s3
+
+    def overtaken(method: str, **arguments: object) -> object:
+        if method == "put_object":
+            monkeypatch.setattr(system, "call_s3", call)
+            files.replace("c.json", b"someone else's")
+        return call(method, **arguments)
+
+    monkeypatch.setattr(system, "call_s3", overtaken)
+    assert not files.swap("c.json", b"old", b"new")
+    assert files.read("c.json") == b"someone else's"
+
+
+def test_an_attempt_is_written_committed_read_and_its_strays_removed(files: Files) -> None:
+    rows = np.arange(400, dtype=np.float32).reshape(100, 4)
+    ledger = Ledger(files)
+    assert ledger.create_run(RUN)
+    assert not ledger.create_run(RUN) or ledger.read_run() == RUN
+    for index in range(2):
+        attempt = f"f00000-s{index:06d}.9c1f02ab-1"
+        spec = {"residual.0": ArraySpec(rows=100, width=4, dtype="float32")}
+        with AttemptWriter(files, attempt, spec, chunk_bytes=256, object_bytes=1000) as writer:
+            writer.append("residual.0", rows)
+            objects = writer.close()
+        if index == 0:
+            assert ledger.commit(shard_record(0, objects=objects))
+    assert list(ledger.records()) == ["f00000-s000000"]
+    stored = StoredArray(files, "f00000-s000000.9c1f02ab-1", "residual.0")
+    np.testing.assert_array_equal(stored.gather(np.array([99, 3, 50])), rows[[99, 3, 50]])
+    assert remove_strays(files, ["f00000-s000000.9c1f02ab-1"]) == ["f00000-s000001.9c1f02ab-1"]
+    assert not any("s000001" in path for path, _ in files.list())
+
+
+def test_an_aborted_object_is_not_there(files: Files) -> None:
+    sink = files.open_write("a/x")
+    sink.write(b"y" * (9 << 20))
+    sink.abort()
+    del sink
+    assert list(files.list()) == []
+
+
+def test_the_lease_works_on_s3(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "REMOTE_SECONDS", 0.0)
+    with Lease.acquire(files, interval=0.1, silent=30) as lease:
+        with pytest.raises(RequestError, match="is at work"):
+            Lease.acquire(files, interval=0.1, silent=30)
+        lease.check()
+        files.replace("coordinator.json", files.read("coordinator.json").replace(lease.life.encode(), b"0badcafe"))
+        with pytest.raises(LostLeaseError):
+            lease.check()
