@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,11 @@ _PLAIN = {"parquet": (), "json": ("field",), "csv": ("sep", "names", "header", "
 
 
 def resolve_hub(data: DataSettings, path: str, columns: Sequence[str]) -> list[Place] | StreamFile:
-    """The files of the split at a fixed commit; or a stream where `datasets` alone knows the format.
+    """The files of the split at a fixed commit (`path` may be a folder like those of the hub); or a stream where `datasets` alone knows the format.
 
     Raises RequestError that names data.path, data.name, data.split or data.revision; also when the hub is not reached.
     """
-    local = path != data.path or path.startswith(("/", "."))
+    local = os.path.isdir(path)
     commit = "local" if local else _commit(data)
     builder = _builder(data, path, None if local else commit)
     files = getattr(builder.config, "data_files", None)

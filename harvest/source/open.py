@@ -45,7 +45,7 @@ def _data_files(data: DataSettings, columns: Sequence[str], objects: Any) -> lis
         from harvest.source.hub import resolve_hub  # a second of imports that only the hub is worth
 
         path = os.path.expanduser(resolve_package(data.path, "data.path"))
-        found = resolve_hub(data, path if os.path.isdir(path) else data.path, columns)
+        found = resolve_hub(data, path, columns)
         if not isinstance(found, list):
             return [found]
         places = found

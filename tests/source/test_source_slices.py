@@ -288,3 +288,21 @@ def test_the_index_of_a_long_file_stays_small_and_right(tmp_path: Path, monkeypa
         assert len(source._files[0]._marks) < 8
         for start in (0, 1, 256, 4095, 4096, 8999):
             assert next(row.values["text"] for row in source.rows(0, start, start + 2)) == str(start)
+
+
+def test_a_cursor_spares_reading_what_is_before_it_and_a_wrong_one_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = [json.dumps({"text": f"t{i}"}) + "\n" for i in range(100)]
+    with fsspec.open("memory://cursors/a.jsonl", "wt") as file:
+        file.write("".join(lines))
+    first = source_of("memory://cursors/a.jsonl", ["text"]).rows(0, 0, 60)
+    list(first)
+    later = source_of("memory://cursors/a.jsonl", ["text"])
+    opened: list[int] = []
+    plain = textfiles.Place.open_text
+    monkeypatch.setattr(textfiles.Place, "open_text", lambda place, byte=0: opened.append(byte) or plain(place, byte))
+    assert [row.values["text"] for row in later.rows(0, 60, 62, first.cursor)] == ["t60", "t61"]
+    assert [row.values["text"] for row in later.rows(0, 70, 72, first.cursor)] == ["t70", "t71"]
+    assert opened[-2:] == [len("".join(lines[:60]))] * 2
+    assert [row.values["text"] for row in later.rows(0, 10, 12, first.cursor)] == ["t10", "t11"]
