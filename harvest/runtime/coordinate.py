@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def run_record(plan: Plan) -> RunRecord:
     return RunRecord(
         job=plan.job.model_dump(mode="json"),
         plan={
-            "resolved": {key: getattr(plan.resolved, key) for key in plan.resolved.__dataclass_fields__},
+            "resolved": {**asdict(plan.resolved), "names": list(plan.resolved.names)},
             "names": {str(name): {"width": name.width, "module": name.module} for name in plan.names},
             "files": [{"name": file.name, "rows": file.rows} for file in plan.source.files],
             "documents": plan.estimate.documents,
