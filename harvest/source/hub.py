@@ -22,8 +22,9 @@ _PLAIN = {"parquet": (), "json": ("field",), "csv": ("sep", "names", "header", "
 
 
 def resolve_hub(data: DataSettings, path: str, columns: Sequence[str]) -> list[Place] | StreamFile:
-    """The files of the split at a fixed commit (`path` may be a folder like those of the hub); or a stream where `datasets` alone knows the format.
+    """The files of the split at a fixed commit; or a stream where `datasets` alone knows the format.
 
+    `path` may be a folder on this machine that is laid out like those of the hub, configurations included.
     Raises RequestError that names data.path, data.name, data.split or data.revision; also when the hub is not reached.
     """
     local = os.path.isdir(path)
@@ -33,7 +34,7 @@ def resolve_hub(data: DataSettings, path: str, columns: Sequence[str]) -> list[P
     splits = list(files or builder.info.splits or [])
     split = _pick_split(data, splits)
     if files and _read_by_us(builder, files[split]):
-        return _places(files[split], commit, local)
+        return _places(files[split], commit, path)
     stream = builder.as_streaming_dataset(split=split)
     return StreamFile(f"{data.path}:{split}", columns, stream, f"{commit}:{split}")
 
@@ -93,10 +94,11 @@ def _read_by_us(builder: Any, files: Sequence[str]) -> bool:
     return plain and len({format_of(str(file)) for file in files}) == 1
 
 
-def _places(files: Sequence[str], commit: str, local: bool) -> list[Place]:
-    """Sorted; the name is the path within the repository."""
+def _places(files: Sequence[str], commit: str, path: str) -> list[Place]:
+    """Sorted; the name is the path within the repository or folder."""
     places = []
     for file in sorted(str(file) for file in files):
-        name = file.partition("@")[2].partition("/")[2] or file.rpartition("/")[2]
-        places.append(Place(name=name, path=file, format=str(format_of(file)), version=None if local else commit))
+        remote = "://" in file
+        name = file.partition("@")[2].partition("/")[2] if remote else os.path.relpath(file, path)
+        places.append(Place(name=name, path=file, format=str(format_of(file)), version=commit if remote else None))
     return places

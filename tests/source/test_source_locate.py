@@ -171,7 +171,7 @@ def test_a_format_that_only_datasets_knows_is_streamed_by_it(tmp_path: Path, mon
     plain = open_source(DataSettings(path=str(repository), name="plain"), ["text;n"])
     assert plain.files[0].format == "csv"
     monkeypatch.chdir(tmp_path)
-    assert open_source(DataSettings(path="repository", name="plain"), ["text;n"]).files[0].rows == 3
+    assert open_source(DataSettings(path="repository", name="plain"), ["text;n"]).files[0].name == "all.csv"
     assert "data.name = 'nosuch'" in refusal(path=str(repository), name="nosuch")
 
 

@@ -89,7 +89,7 @@ def test_any_slicing_of_csv_equals_the_csv_module(tmp_path: Path, rows: Any, cut
 
 
 @given(content=st.text(alphabet='",\n\rab', max_size=60), cuts=CUTS)
-@settings(LAWS, max_examples=300)
+@settings(LAWS, max_examples=200)
 def test_any_characters_in_a_csv_are_counted_and_read_as_the_csv_module_does(
     tmp_path: Path, content: str, cuts: Any
 ) -> None:
