@@ -76,9 +76,10 @@ def verify(
     if repair:
         raise NotBuiltError("--repair: not built in this version")
     report = verify_run(run)
-    _print(show.verification(report), json)
+    _print(show.Shown(report.text, report.data), json)
     if report.damaged:
-        raise DamageError(show.first_damage(report))
+        first = next(finding for finding in report.findings if finding.damage)
+        raise DamageError(f"{report.run}: {first}")
 
 
 @app.command()

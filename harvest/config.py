@@ -334,20 +334,23 @@ def _is_setting(part: Any) -> bool:
     return isinstance(part, int) or part in _setting_names()
 
 
+def _tables() -> dict[str, type[BaseModel]]:
+    """Table of the job file -> its settings."""
+    tables: dict[str, Any] = {key: field.annotation for key, field in Job.model_fields.items()}
+    return {key: table for key, table in tables.items() if hasattr(table, "model_fields")} | {
+        "directions": DirectionSettings
+    }
+
+
 @functools.cache
 def _setting_names() -> frozenset[str]:
-    tables = [field.annotation for field in Job.model_fields.values()] + [Job, DirectionSettings]
-    return frozenset(key for table in tables if hasattr(table, "model_fields") for key in table.model_fields)
+    return frozenset(Job.model_fields).union(*(table.model_fields for table in _tables().values()))
 
 
 def _settings_at(location: Iterable[Any]) -> list[str]:
-    fields = Job.model_fields
-    for part in location:
-        if isinstance(part, int):
-            continue
-        inner = fields[part].annotation
-        fields = DirectionSettings.model_fields if part == "directions" else inner.model_fields  # type: ignore[union-attr]
-    return list(fields)
+    """The settings of the table at this place of the job."""
+    tables = [part for part in location if not isinstance(part, int)]
+    return list(_tables()[tables[0]].model_fields if tables else Job.model_fields)
 
 
 def resolve_package(name: str, setting: str) -> str:
@@ -358,7 +361,8 @@ def resolve_package(name: str, setting: str) -> str:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise RequestError(f"{setting} = {name!r}: no installed Python package is called {package!r}")
-    path = Path(next(iter(spec.submodule_search_locations))) / inside
-    if not path.exists():
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    path = folder / inside
+    if not path.exists() or folder.resolve() not in (path.resolve(), *path.resolve().parents):
         raise RequestError(f"{setting} = {name!r}: the package has no {inside!r}")
     return str(path)

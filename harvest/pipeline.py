@@ -140,8 +140,10 @@ class Pipeline:
                 rows = self._buffers.take(window.rows)
                 try:
                     self.forward(window, capture, rows, work)
-                finally:  # after an error too: `write` gives the buffers back
-                    behind.submit(work.write, rows, self._buffers.give_back)
+                except BaseException:
+                    self._buffers.give_back(rows)
+                    raise
+                behind.submit(work.write, rows, self._buffers.give_back)
                 work.raise_error()
         except Exception as error:
             return behind.submit(work.give_up, error)

@@ -301,7 +301,7 @@ def _shard_documents(job: Job, probe: _Probe, bytes_per_row: int) -> int:
         SHARD_BYTES / bytes_per_source_row if bytes_per_source_row else MAX_SHARD_DOCUMENTS,
         SHARD_TOKENS / tokens_per_source_row if tokens_per_source_row else MAX_SHARD_DOCUMENTS,
     )
-    return 2 ** max(0, min(int(most), MAX_SHARD_DOCUMENTS).bit_length() - 1)
+    return 1 << max(0, min(int(most), MAX_SHARD_DOCUMENTS).bit_length() - 1)
 
 
 def _documents(job: Job, source: Source) -> int | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harvest.plan import Plan
     from harvest.reader import Run
-    from harvest.verify import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +107,6 @@ def sites(sites: Mapping[str, Any]) -> Shown:
     rows = [("model", f"{sites['model']} ({sites['architecture']}, {sites['layers']} layers)")]
     rows += [(site, f"width {entry['width']}, {entry['module']}") for site, entry in sites["sites"].items()]
     return Shown(_table(rows), dict(sites))
-
-
-def verification(report: Report) -> Shown:
-    """What a verification found."""
-    return Shown(report.text, report.data)
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

@@ -216,7 +216,8 @@ def device_of(model: Any) -> str:
 
 def weight_bytes(model: Any, dtype: str) -> int:
     """Bytes of a model's parameters in `dtype`; works on a skeleton."""
-    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[dtype].itemsize
+    values: int = sum(parameter.numel() for parameter in model.parameters())
+    return values * DTYPES[dtype].itemsize
 
 
 # ---- fingerprints ------------------------------------------------------------------------------------------------

@@ -70,13 +70,24 @@ class Rates:
         self.tokens = self.bytes = 0
         self.forward_seconds = 0.0
         self.expected_tokens: int | None = None
+        self._expected_documents: int | None = None
+        self._documents = self._document_tokens = 0
         self.earlier_tokens = 0
 
     def start(self, plan: Plan, committed: list[ShardRecord]) -> None:
         """Counts from now; what earlier lives committed is part of the way but not of the speed."""
         self.begin = time.monotonic()
-        self.expected_tokens = plan.estimate.tokens
+        self.expected_tokens, self._expected_documents = plan.estimate.tokens, plan.estimate.documents
         self.earlier_tokens = sum(record.tokens for record in committed)
+        for record in committed:
+            self.learn(record)
+
+    def learn(self, record: ShardRecord) -> None:
+        """The plan judged the whole from its first documents; the committed shards know better."""
+        self._documents += record.documents
+        self._document_tokens += record.tokens
+        if self._expected_documents and self._documents:
+            self.expected_tokens = round(self._document_tokens / self._documents * self._expected_documents)
 
     def add(self, advance: Advance) -> None:
         """One more batch."""
@@ -127,6 +138,10 @@ class Terminal(Silent):
         self._rates.add(advance)
         self._bar.update(self._task, advance=advance.tokens, rates=self._rates.text)
 
+    def committed(self, record: ShardRecord) -> None:
+        self._rates.learn(record)
+        self._bar.update(self._task, total=self._rates.expected_tokens)
+
     def retried(self, shard: str, error: str) -> None:
         self._bar.console.print(f"trying again: {error}", markup=False)
 
@@ -169,6 +184,9 @@ class Log(Silent):
             return ""
         done = self._rates.earlier_tokens + self._rates.tokens
         return f"  {min(100, 100 * done // self._rates.expected_tokens)} % done"
+
+    def committed(self, record: ShardRecord) -> None:
+        self._rates.learn(record)
 
     def retried(self, shard: str, error: str) -> None:
         self._say(f"trying again: {error}")

@@ -1,0 +1,150 @@
+"""The job file: everything has a default, nothing unknown passes, and each mistake is one line that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvest.config import Job, load_job, resolve_package
+from harvest.errors import RequestError
+
+LEAST = {"model": {"name": "m"}, "data": {"path": "d"}, "run": {"path": "r"}}
+
+
+def job(*overrides: str) -> Job:
+    return load_job(LEAST, overrides)
+
+
+@pytest.mark.parametrize("missing", ["model.name", "data.path", "run.path"])
+def test_every_setting_but_three_has_a_default(missing: str) -> None:
+    table, key = missing.split(".")
+    settings = {name: dict(values) for name, values in LEAST.items()}
+    assert load_job(settings).capture.sites == ("residual",)
+    del settings[table][key]
+    with pytest.raises(RequestError, match=rf"^{missing}: missing; it has no default$"):
+        load_job(settings)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("tokens.context=0", "tokens.context = 0: allowed are 'auto' or a whole number of at least 1"),
+        ("tokens.context=many", "tokens.context = 'many': allowed are 'auto' or a whole number of at least 1"),
+        ("tokens.batch=-1", "tokens.batch = -1: allowed are 'auto' or a whole number of at least 1"),
+        (
+            "store.dtype=float64",
+            "store.dtype = 'float64': input should be 'auto', 'float32', 'float16', 'bfloat16' or 'int8'",
+        ),
+        (
+            "capture.layers=99",
+            "capture.layers = 99: allowed are 'all' or a list of whole numbers, negative from the end",
+        ),
+        (
+            "capture.layers=[]",
+            "capture.layers = []: allowed are 'all' or a list of whole numbers, negative from the end",
+        ),
+        (
+            "capture.layers=[true]",
+            "capture.layers = [True]: allowed are 'all' or a list of whole numbers, negative from the end",
+        ),
+        ("capture.sites=residual", "capture.sites = 'residual': input should be a valid list"),
+        ("capture.exclude=[0.5]", "capture.exclude = [0.5]: allowed is a list of 'bos', 'special' and token ids"),
+        ("run.workers=0", "run.workers = 0: allowed are 'auto' or a whole number of at least 1"),
+        ("data.limit=0", "data.limit = 0: input should be greater than or equal to 1"),
+        ("data.sample=1.5", "data.sample = 1.5: input should be less than or equal to 1"),
+        ("data.on_bad=ignore", "data.on_bad = 'ignore': input should be 'fail' or 'skip'"),
+        ("run.overwrite=1", "run.overwrite = 1: input should be a valid boolean"),
+        ("data.lim=5", "data.lim: unknown setting; did you mean limit? known here: path, name, files"),
+        ("modle.name=x", "modle: unknown setting; did you mean model? known here: model, data, run"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(override: str, line: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        job(override)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "positions", ["middle", 3, [], ["a"], {"every": 0}, {"sample": 0}, {"sample": 2}, {"x": 1}, {}]
+)
+def test_wrong_positions_are_told_the_right_ones(positions: Any) -> None:
+    with pytest.raises(RequestError, match=r"capture\.positions.*'all', 'last', 'first', a list of whole numbers"):
+        load_job({**LEAST, "capture": {"positions": positions}})
+
+
+@pytest.mark.parametrize("positions", ["all", "last", "first", [0, -1], {"every": 4}, {"sample": 0.1}, {"span": ["a"]}])
+def test_documented_positions_pass(positions: Any) -> None:
+    found = load_job({**LEAST, "capture": {"positions": positions}}).capture.positions
+    assert found == (tuple(positions) if isinstance(positions, list) else found)
+
+
+def test_one_kind_of_input_is_read() -> None:
+    assert (job().data.kind, job().data.column) == ("text", "text")
+    assert (job("data.ids=tokens").data.kind, job("data.ids=tokens").data.column) == ("ids", "tokens")
+    with pytest.raises(RequestError, match="data: give one of text, messages, ids and contrast, not text and messages"):
+        job("data.text=a", "data.messages=b")
+
+
+def test_overrides_parse_as_toml_else_as_text() -> None:
+    settings = job(
+        "data.limit=7", "data.text=some column", 'data.split="train[:5]"', "data.keep=['a', 'b']", "data.sample=1e-2"
+    )
+    assert settings.data.limit == 7
+    assert settings.data.text == "some column"
+    assert settings.data.split == "train[:5]"
+    assert settings.data.keep == ("a", "b")
+    assert settings.data.sample == 0.01
+
+
+@pytest.mark.parametrize("override", ["data.limit", "=5", "data..x=1", ".=1"])
+def test_an_override_without_key_or_value_is_refused(override: str) -> None:
+    with pytest.raises(RequestError, match=r"expected key\.sub=value"):
+        job(override)
+
+
+@pytest.mark.parametrize("key", ["secret_key", "access_key_id", "token", "password", "AWS_SECRET"])
+def test_secrets_are_refused_in_the_job_without_repeating_them(key: str) -> None:
+    with pytest.raises(RequestError, match="secrets are read from the environment only") as caught:
+        load_job({**LEAST, "run": {"path": "r", "storage": {key: "hunter2"}}})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_job_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"job file .*none\.toml: no such file"):
+        load_job(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[model\n")
+    with pytest.raises(RequestError, match=r"bad\.toml: not valid TOML"):
+        load_job(tmp_path / "bad.toml")
+    with pytest.raises(RequestError, match="job file"):
+        load_job(tmp_path)
+
+
+def test_a_job_survives_its_own_json() -> None:
+    settings = load_job(
+        {**LEAST, "capture": {"positions": {"every": 4}, "layers": [0, -1]}, "data": {"path": "d", "keep": ["x"]}}
+    )
+    assert load_job(settings.model_dump(mode="json")) == settings
+
+
+def test_a_package_path_is_found_without_importing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "explodes").mkdir()
+    (tmp_path / "explodes/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "explodes/data.csv").write_text("text\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve_package("package:explodes/data.csv", "data.path") == str(tmp_path / "explodes/data.csv")
+    assert resolve_package("plain/path", "data.path") == "plain/path"
+    for wrong in ("package:explodes/other.csv", "package:no_such_package/x", "package:../x", "package:"):
+        with pytest.raises(RequestError, match=r"^data\.path = 'package:"):
+            resolve_package(wrong, "data.path")
+
+
+def test_a_package_path_does_not_leave_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/__init__.py").touch()
+    (tmp_path / "outside.csv").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RequestError, match="has no"):
+        resolve_package("package:inner/../outside.csv", "data.path")
