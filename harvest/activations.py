@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ PIECE_BYTES = 1 << 20
 GATHER_THREADS = 4
 """At most. Ours and not torch's: its threads spin for one another, and beside a busy neighbour a gather on two of
 them ran at a fifth of one."""
+GUESSES = 4
+"""Objects that a row may be off its guess before a search is cheaper."""
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -90,16 +91,30 @@ def row_numbers(rows: Any, count: int, what: str = "rows") -> np.ndarray:
     return np.where(array < 0, array + count, array)
 
 
-@dataclass(frozen=True, slots=True)
 class _Mapped:
     """Where the rows of the run lie in one mapped range."""
 
-    starts: np.ndarray
-    """int64 [objects]: the run's row that each object begins with."""
-    shifts: np.ndarray
-    """int64 [objects]: from a row of the run to the row of the range."""
-    rows: np.ndarray
-    """[rows and gaps, d]"""
+    def __init__(self, starts: np.ndarray, first_rows: np.ndarray, rows: np.ndarray) -> None:
+        """int64 [objects]: the run's row that each object begins with, and the range's; `rows` [rows and gaps, d]."""
+        self.rows, self._starts = rows, starts
+        self._shifts = first_rows - starts
+        self._ends = np.append(starts[1:], np.iinfo(np.int64).max)
+        # Objects are of much the same size, so the upper bits of a row number all but tell its object.
+        self._bits = max(0, int(np.log2(max(1, np.diff(starts).mean()))) - 1) if len(starts) > 1 else 62
+        self._guess = np.searchsorted(starts, np.arange((int(starts[-1]) >> self._bits) + 1) << self._bits, "right") - 1
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of the range for int64 [n] rows of the run."""
+        at = self._guess[np.minimum(rows >> self._bits, len(self._guess) - 1)]
+        for _ in range(GUESSES):
+            late = rows >= self._ends[at]
+            if not late.any():
+                break
+            at = at + late
+        else:
+            at = np.searchsorted(self._starts, rows, side="right") - 1
+        places: np.ndarray = rows + self._shifts[at]
+        return places
 
 
 class Activations:
@@ -135,12 +150,14 @@ class Activations:
         array: np.ndarray = found.to(getattr(torch, dtype)).numpy()
         return array
 
-    def gather(self, rows: np.ndarray) -> torch.Tensor:
-        """Rows at int64 [n], each in [0, len), any order, as a new tensor [n, d]; no check of the numbers."""
+    def gather(self, rows: np.ndarray, threads: int = GATHER_THREADS) -> torch.Tensor:
+        """Rows at int64 [n], each in [0, len), any order, as a new tensor [n, d]; no check of the numbers.
+
+        `threads`: how many may share a large gather.
+        """
         mapped = self._mapped
         if mapped is not None:
-            where = np.searchsorted(mapped.starts, rows, side="right") - 1
-            return as_tensor(_take(mapped.rows, rows + mapped.shifts[where]), self._stored)
+            return as_tensor(_take(mapped.rows, mapped.places(rows), threads), self._stored)
         order = np.argsort(rows, kind="stable")
         held, ordered = np.empty((len(rows), self.shape[1]), self._numpy), rows[order]
         for part, span in self._parts.split(ordered):
@@ -166,7 +183,7 @@ class Activations:
         if not can_map(files, row_bytes):
             return None
         mapped = MappedRows(files, row_bytes)
-        return _Mapped(np.array(starts), mapped.first_rows - np.array(starts), mapped.bytes.view(self._numpy))
+        return _Mapped(np.array(starts), mapped.first_rows, mapped.bytes.view(self._numpy))
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         """Consecutive rows as a new array."""
@@ -192,10 +209,10 @@ def as_tensor(rows: np.ndarray, dtype: str) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def _take(source: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _take(source: np.ndarray, rows: np.ndarray, threads: int) -> np.ndarray:
     """source[rows] as a new array, by several threads where it is large."""
     out = np.empty((len(rows), source.shape[1]), source.dtype)
-    count = min(GATHER_THREADS, _cores(), out.nbytes // PIECE_BYTES)
+    count = min(threads, _cores(), out.nbytes // PIECE_BYTES)
     if count < 2:
         return np.take(source, rows, axis=0, out=out, mode="clip")  # "clip" spares a buffer
     step = -(-len(rows) // count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from harvest.errors import RequestError
 
 ROUNDS = 6
 """Of the Feistel network; from 4 on neighbours show no trace of one another in the tests, the rest is margin."""
+STEPS_AHEAD = 16
+"""Batches whose row numbers are worked out at once: the last few of a cycle walk cost as much as thousands."""
+
+AHEAD = 2
+"""Batches that are gathered while the caller works with one."""
 
 
 class Shuffle:
@@ -110,9 +116,10 @@ class Batches:
         self._batch_size, self._rank, self._world = batch_size, rank, world
         self._per_epoch = len(range(rank * batch_size, self._count, world * batch_size))
         self._done = 0
-        self._shuffle: tuple[int, Shuffle] | None = None
-        self._ahead: tuple[tuple[int, int], Future[_Gathered]] | None = None
-        """(process, number) of the batch that is gathered behind."""
+        self._slab: tuple[tuple[int, int], np.ndarray] | None = None
+        """(epoch, part) and its row numbers."""
+        self._ahead: deque[tuple[tuple[int, int], Future[_Gathered]]] = deque()
+        """(process, number) of each batch that is gathered behind, the next one first."""
 
     def __repr__(self) -> str:
         names = ", ".join(array.name for array in self._arrays)
@@ -153,26 +160,34 @@ class Batches:
         self._done = done
 
     def _gathered(self) -> _Gathered:
-        """The next batch; the one after it is gathered behind while the caller works with this one."""
-        ahead, self._ahead = self._ahead, None
+        """The next batch; the ones after it are gathered behind while the caller works with this one."""
         here = os.getpid(), self._done
-        gathered = ahead[1].result() if ahead is not None and ahead[0] == here else self._gather(self._done)
-        if self._done + 1 < len(self):
-            following = _behind(os.getpid()).submit(self._gather, self._done + 1)
-            self._ahead = (os.getpid(), self._done + 1), following
-        return gathered
+        if not self._ahead or self._ahead[0][0] != here:  # at the start, after a jump, and in a forked process
+            self._ahead.clear()
+        for number in range(self._done + len(self._ahead), min(self._done + 1 + AHEAD, len(self))):
+            following = _behind(os.getpid()).submit(self._gather, self._rows_of(number))
+            self._ahead.append(((os.getpid(), number), following))
+        return self._ahead.popleft()[1].result()
 
-    def _gather(self, number: int) -> _Gathered:
-        rows = self._rows_of(*divmod(number, self._per_epoch))
-        return _Gathered(rows, {array.name: array.gather(rows) for array in self._arrays})
+    def _gather(self, rows: np.ndarray) -> _Gathered:
+        return _Gathered(rows.copy(), {array.name: array.gather(rows, threads=1) for array in self._arrays})
 
-    def _rows_of(self, epoch: int, step: int) -> np.ndarray:
-        start = (step * self._world + self._rank) * self._batch_size
-        positions = np.arange(start, min(start + self._batch_size, self._count))
+    def _rows_of(self, number: int) -> np.ndarray:
+        """Row numbers of a batch; those of STEPS_AHEAD batches are worked out together."""
+        epoch, step = divmod(number, self._per_epoch)
+        part, inside = divmod(step, STEPS_AHEAD)
+        if self._slab is None or self._slab[0] != (epoch, part):
+            self._slab = (epoch, part), self._slab_of(epoch, part * STEPS_AHEAD)
+        return self._slab[1][inside * self._batch_size : (inside + 1) * self._batch_size]
+
+    def _slab_of(self, epoch: int, step: int) -> np.ndarray:
+        """Row numbers of this rank's batches from `step` on, one after another."""
+        steps = np.arange(step, min(step + STEPS_AHEAD, self._per_epoch))
+        starts = (steps * self._world + self._rank) * self._batch_size
+        positions = (starts[:, None] + np.arange(self._batch_size)).reshape(-1)
+        positions = positions[: np.searchsorted(positions, self._count)]  # only the last batch of all is short
         if self._order["shuffle"]:
-            if self._shuffle is None or self._shuffle[0] != epoch:
-                self._shuffle = epoch, Shuffle(self._count, int(self._order["seed"]), epoch)
-            positions = self._shuffle[1](positions)
+            positions = Shuffle(self._count, int(self._order["seed"]), epoch)(positions)
         return positions if self._rows is None else self._rows[positions]
 
     def _values(self, values: dict[str, torch.Tensor]) -> Any:
@@ -195,5 +210,6 @@ class _Gathered:
 
 @functools.cache
 def _behind(process: int) -> ThreadPoolExecutor:
-    """The thread that gathers ahead, one per process: it does not survive a fork."""
-    return ThreadPoolExecutor(1, thread_name_prefix="harvest-batches")
+    """The threads that gather ahead, per process: they do not survive a fork. Each does whole batches: handing
+    parts of one around costs more than the copy, once the machine is busy."""
+    return ThreadPoolExecutor(AHEAD, thread_name_prefix="harvest-batches")

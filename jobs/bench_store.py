@@ -1,0 +1,153 @@
+"""Reading for training against numpy: rows/s of `run.batches` and of a memmap gather of the same rows, in pairs.
+
+    python jobs/bench_store.py [--rows 400000] [--shards 8] [--pairs 5] [--write]
+
+Both read the same rows in the same shuffled order out of the page cache: numpy from one plain file by a list of row
+numbers made beforehand, `run.batches` from the run's own objects, its shuffle included. `--write` adds the table to
+jobs/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import harvest
+from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, TokenColumns
+from harvest.store import layout
+from harvest.store.attempt import AttemptWriter
+from harvest.store.files import Files, open_files
+from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.tables import documents_table, keys_digest, tokens_table
+
+NAME, WIDTH, BATCH = "residual.15", 576, 4096
+DTYPE = "bfloat16"
+PIECE_ROWS = 2**20 // (2 * WIDTH)
+
+
+def write(folder: Path, rows: int, shards: int) -> None:
+    """A run of random rows and, beside it, the same rows as one plain file."""
+    files = open_files(str(folder / "run"))
+    ledger = Ledger(files)
+    plan = {
+        "resolved": {"names": [NAME], "store_dtype": DTYPE},
+        "names": {NAME: {"width": WIDTH, "module": "layers.15"}},
+    }
+    ledger.create_run(RunRecord(job={}, plan=plan, fingerprint={}))
+    generator = np.random.default_rng(0)
+    with (folder / "plain").open("wb", buffering=0) as plain:
+        for index in range(shards):
+            count = rows // shards
+            values = generator.integers(0x3E00, 0x4100, (count, WIDTH), np.uint16)  # bfloat16 of 0.1 to 8
+            for start in range(0, count, PIECE_ROWS):  # as the store writes: pages cached alike on both sides
+                plain.write(values[start : start + PIECE_ROWS].data)
+            ledger.commit(write_shard(files, Shard(file=0, index=index, start=index, stop=index + 1), values))
+
+
+def write_shard(files: Files, shard: Shard, values: np.ndarray) -> ShardRecord:
+    """One document per shard: the tables are not what is measured."""
+    n = len(values)
+    tokens = TokenColumns(
+        document=np.full(n, shard.start),
+        position=np.arange(n, dtype=np.int32),
+        token=np.zeros(n, np.int32),
+        chunk=np.zeros(n, np.int32),
+        special=np.zeros(n, bool),
+    )
+    attempt = layout.attempt_name(shard.key, "0" * 8, 1)
+    with AttemptWriter(
+        files, attempt, {NAME: ArraySpec(rows=n, width=WIDTH, dtype=DTYPE)}, chunk_bytes=8 << 20
+    ) as writer:
+        writer.append(NAME, values)
+        writer.table(layout.TOKENS, tokens_table(tokens))
+        writer.table(layout.DOCUMENTS, documents_table([]))
+        objects = writer.close()
+    return ShardRecord(
+        format=FORMAT_VERSION,
+        shard=shard,
+        attempt=attempt,
+        rows=n,
+        documents=1,
+        skipped={},
+        tokens=n,
+        dropped_tokens=0,
+        forward_tokens=n,
+        non_finite={},
+        zero_rows={},
+        objects=objects,
+        keys_digest=keys_digest(tokens.document, tokens.position, tokens.token),
+        source_digest="",
+        ended=False,
+        cut=False,
+        cursor=None,
+        environment={},
+        seconds={},
+    )
+
+
+def measure(folder: Path, pairs: int, batches: int) -> list[tuple[float, float]]:
+    """(numpy, ours) in rows/s, in turn."""
+    run = harvest.open(folder / "run")
+    plain = np.memmap(folder / "plain", np.uint16, "r").reshape(-1, WIDTH)
+
+    def ours() -> list[torch.Tensor]:
+        return list(itertools.islice(run.batches(NAME, BATCH, with_rows=True), batches))
+
+    order = [rows.numpy() for _, rows in ours()]
+    for (values, _), rows in zip(ours(), order):
+        assert np.array_equal(values.view(torch.int16).numpy().view(np.uint16), plain[rows])
+    total = sum(map(len, order))
+    timed = []
+    for _ in range(pairs):
+        began = time.perf_counter()
+        for rows in order:
+            plain[rows]
+        turned = time.perf_counter()
+        for _ in itertools.islice(run.batches(NAME, BATCH), batches):
+            pass
+        timed.append((total / (turned - began), total / (time.perf_counter() - turned)))
+    return timed
+
+
+def table(timed: list[tuple[float, float]], rows: int, shards: int) -> str:
+    """The figures as Markdown."""
+    ratios = sorted(ours / theirs for theirs, ours in timed)
+    lines = [
+        f"Shuffled reading, {rows:,} rows of {WIDTH} {DTYPE} in {shards} shards, batches of {BATCH}",
+        f"(numpy {np.__version__}, torch {torch.__version__}, {torch.get_num_threads()} cores, {platform.machine()}).",
+        "",
+        "| pair | numpy memmap gather, rows/s | run.batches, rows/s | ratio |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [f"| {i} | {a:,.0f} | {b:,.0f} | {b / a:.2f} |" for i, (a, b) in enumerate(timed, 1)]
+    return "\n".join([*lines, "", f"median {statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write(folder, options.rows, options.shards)
+        batches = options.rows // options.shards * options.shards // BATCH
+        text = table(measure(folder, options.pairs, batches), options.rows, options.shards)
+    print(text)
+    if options.write:
+        name = f"reading_{platform.machine()}_{time.strftime('%Y%m')}.md"
+        (Path(__file__).parent / "results" / name).write_text(f"# Reading for training\n\n{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
