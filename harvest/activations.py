@@ -150,21 +150,25 @@ class Activations:
         array: np.ndarray = found.to(getattr(torch, dtype)).numpy()
         return array
 
-    def gather(self, rows: np.ndarray, threads: int = GATHER_THREADS) -> torch.Tensor:
-        """Rows at int64 [n], each in [0, len), any order, as a new tensor [n, d]; no check of the numbers.
+    def empty(self, rows: int) -> np.ndarray:
+        """Room for so many rows, as the store holds them, contents undefined."""
+        return np.empty((rows, self.shape[1]), self._numpy)
 
-        `threads`: how many may share a large gather.
+    def gather(self, rows: np.ndarray, out: np.ndarray | None = None, threads: int = GATHER_THREADS) -> torch.Tensor:
+        """Rows at int64 [n], each in [0, len), any order, as a tensor [n, d] over `out`, or a new one.
+
+        The numbers are not checked. `threads`: how many may share a large gather.
         """
+        out = self.empty(len(rows)) if out is None else out
         mapped = self._mapped
         if mapped is not None:
-            return as_tensor(_take(mapped.rows, mapped.places(rows), threads), self._stored)
+            return as_tensor(_take(mapped.rows, mapped.places(rows), out, threads), self._stored)
         order = np.argsort(rows, kind="stable")
-        held, ordered = np.empty((len(rows), self.shape[1]), self._numpy), rows[order]
+        held, ordered = np.empty_like(out), rows[order]
         for part, span in self._parts.split(ordered):
             self._array(part).gather(ordered[span] - self._parts.starts[part], held[span])
-        found = np.empty_like(held)
-        found[order] = held
-        return as_tensor(found, self._stored)
+        out[order] = held
+        return as_tensor(out, self._stored)
 
     @functools.cached_property
     def _mapped(self) -> _Mapped | None:
@@ -209,9 +213,8 @@ def as_tensor(rows: np.ndarray, dtype: str) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def _take(source: np.ndarray, rows: np.ndarray, threads: int) -> np.ndarray:
-    """source[rows] as a new array, by several threads where it is large."""
-    out = np.empty((len(rows), source.shape[1]), source.dtype)
+def _take(source: np.ndarray, rows: np.ndarray, out: np.ndarray, threads: int) -> np.ndarray:
+    """source[rows] into `out`, by several threads where it is large."""
     count = min(threads, _cores(), out.nbytes // PIECE_BYTES)
     if count < 2:
         return np.take(source, rows, axis=0, out=out, mode="clip")  # "clip" spares a buffer
