@@ -18,13 +18,14 @@ import torch
 from harvest.activations import TORCH_DTYPES, Activations, Parts, row_numbers
 from harvest.batches import Batches
 from harvest.errors import NotBuiltError, RequestError
-from harvest.records import DOCUMENTS_PER_FILE, ShardRecord
+from harvest.records import ShardRecord
 from harvest.reduce.base import StateFile
 from harvest.reduce.moments import Moments, NameStatistics
 from harvest.store import layout
 from harvest.store.files import Files, open_files
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.tables import TOKENS_SCHEMA, StoredTable, concat_documents
+from harvest.tokens import TokenRows
 
 
 def open_run(run: str | Path | Files, storage: Mapping[str, Any] | None = None) -> Run:
@@ -53,6 +54,7 @@ class Run:
         self.shards: list[ShardRecord] = list(ledger.records().values())
         """Commit records in dataset order."""
         self._parts = Parts(files, self.shards)
+        self._tokens = TokenRows(self._parts)
         self._activations: dict[str, Activations] = {}
 
     def __repr__(self) -> str:
@@ -106,47 +108,11 @@ class Run:
         if documents is not None:
             if rows is not None:
                 raise RequestError("tokens: give rows or documents, not both")
-            return self._tokens_of(wanted, self._rows_of_documents(documents))
+            return self._tokens.take(wanted, self._tokens.rows_of_documents(documents))
         if rows is None or (isinstance(rows, slice) and rows.step in (None, 1)):
             start, stop, _ = (rows or slice(None)).indices(len(self))
-            return self._token_range(wanted, start, max(start, stop))
-        return self._tokens_of(wanted, row_numbers(rows, len(self)))
-
-    def _token_range(self, columns: list[str], start: int, stop: int) -> pa.Table:
-        starts, tables = self._parts.starts, [_schema(columns).empty_table()]
-        for part, first in enumerate(starts[:-1]):
-            low, high = max(start, int(first)), min(stop, int(starts[part + 1]))
-            if low < high:
-                tables.append(self._token_table(part).read(columns, low - int(first), high - int(first)))
-        return pa.concat_tables([table.select(columns).cast(_schema(columns)) for table in tables])
-
-    def _tokens_of(self, columns: list[str], rows: np.ndarray) -> pa.Table:
-        """Rows int64 [n] in any order, each shard read once."""
-        order = np.argsort(rows, kind="stable")
-        ordered, tables = rows[order], [_schema(columns).empty_table()]
-        for part, span in self._parts.split(ordered):
-            inside = ordered[span] - self._parts.starts[part]
-            table = self._token_table(part).read(columns, int(inside[0]), int(inside[-1]) + 1)
-            tables.append(table.take(pa.array(inside - inside[0])).select(columns).cast(_schema(columns)))
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return pa.concat_tables(tables).take(pa.array(back))
-
-    def _token_table(self, part: int) -> StoredTable:
-        record = self._parts.records[part]
-        return StoredTable(self.files, f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
-
-    def _rows_of_documents(self, documents: Iterable[int]) -> np.ndarray:
-        """Row numbers, rising; an id tells its shard, so no other is read."""
-        ids = np.unique(np.asarray(list(documents), np.int64))
-        found = [np.zeros(0, np.int64)]
-        for part, record in enumerate(self._parts.records):
-            first = record.shard.file * DOCUMENTS_PER_FILE
-            low, high = np.searchsorted(ids, [first + record.shard.start, first + record.shard.stop])
-            if low < high:
-                column = self._token_table(part).read(["document"]).column("document").to_numpy()
-                found.append(np.flatnonzero(np.isin(column, ids[low:high])) + self._parts.starts[part])
-        return np.concatenate(found)
+            return self._tokens.between(wanted, start, max(start, stop))
+        return self._tokens.take(wanted, row_numbers(rows, len(self)))
 
     def documents(self) -> pa.Table:
         """Every document, stored or skipped: document, tokens, rows, status, reason and the kept columns."""
@@ -162,11 +128,11 @@ class Run:
         if token is None and document is None:
             raise RequestError("find: give token, document or both")
         if document is None:
-            return self._where(pc.field("token") == int(token or 0))
-        rows = self._rows_of_documents([document])
+            return self._tokens.where(pc.field("token") == int(token or 0))
+        rows = self._tokens.rows_of_documents([document])
         if token is None:
             return rows
-        tokens = self._tokens_of(["token"], rows).column("token").to_numpy()
+        tokens = self._tokens.take(["token"], rows).column("token").to_numpy()
         found: np.ndarray = rows[tokens == token]
         return found
 
@@ -176,19 +142,6 @@ class Run:
         table = self.tokens(slice(max(0, int(at) - before), int(at) + after + 1))
         document = self.tokens(int(at), ["document"]).column("document")[0]
         return table.filter(pc.equal(table.column("document"), document))
-
-    def _where(self, expression: pc.Expression) -> np.ndarray:
-        """Row numbers where a filter over the token table holds; one shard in memory at a time."""
-        found = [np.zeros(0, np.int64)]
-        for part, first in enumerate(self._parts.starts[:-1]):
-            table = self._token_table(part).read()
-            numbered = table.append_column("__row__", pa.array(np.arange(len(table), dtype=np.int64)))
-            try:
-                kept = numbered.filter(expression)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                raise RequestError(f"where: {' '.join(str(error).split())[:200]}") from None
-            found.append(kept.column("__row__").to_numpy() + first)
-        return np.concatenate(found)
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -249,7 +202,7 @@ class Run:
         if where is None:
             return None
         if isinstance(where, pc.Expression):
-            return self._where(where)
+            return self._tokens.where(where)
         if isinstance(where, pa.Array | pa.ChunkedArray):
             where = where.to_numpy(zero_copy_only=False) if isinstance(where, pa.Array) else where.to_numpy()
         rows = row_numbers(where, len(self), "where")
@@ -323,10 +276,6 @@ def open_states(files: Files, record: ShardRecord) -> StateFile:
             return b""  # reads as cut short, by name
 
     return StateFile(read, f"{files.url}/{path}")
-
-
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([TOKENS_SCHEMA.field(column) for column in columns])
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -1,0 +1,76 @@
+"""The token table over all committed shards, as if it were one; only shards and columns that are asked for are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harvest.activations import Parts
+from harvest.errors import RequestError
+from harvest.records import DOCUMENTS_PER_FILE
+from harvest.store import layout
+from harvest.store.tables import TOKENS_SCHEMA, StoredTable
+
+
+class TokenRows:
+    """Row i is the token that row i of every name belongs to."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def between(self, columns: Sequence[str], start: int, stop: int) -> pa.Table:
+        """Rows [start, stop) of the columns."""
+        starts, tables = self._parts.starts, [_schema(columns).empty_table()]
+        for part, first in enumerate(starts[:-1]):
+            low, high = max(start, int(first)), min(stop, int(starts[part + 1]))
+            if low < high:
+                tables.append(self._table(part).read(columns, low - int(first), high - int(first)))
+        return pa.concat_tables([table.select(columns).cast(_schema(columns)) for table in tables])
+
+    def take(self, columns: Sequence[str], rows: np.ndarray) -> pa.Table:
+        """Rows int64 [n] in any order; each shard is read once."""
+        order = np.argsort(rows, kind="stable")
+        ordered, tables = rows[order], [_schema(columns).empty_table()]
+        for part, span in self._parts.split(ordered):
+            inside = ordered[span] - self._parts.starts[part]
+            table = self._table(part).read(columns, int(inside[0]), int(inside[-1]) + 1)
+            tables.append(table.take(pa.array(inside - inside[0])).select(columns).cast(_schema(columns)))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(tables).take(pa.array(back))
+
+    def rows_of_documents(self, documents: Iterable[int]) -> np.ndarray:
+        """Row numbers, rising; an id tells its shard, so no other is read."""
+        ids = np.unique(np.asarray(list(documents), np.int64))
+        found = [np.zeros(0, np.int64)]
+        for part, record in enumerate(self._parts.records):
+            first = record.shard.file * DOCUMENTS_PER_FILE
+            low, high = np.searchsorted(ids, [first + record.shard.start, first + record.shard.stop])
+            if low < high:
+                column = self._table(part).read(["document"]).column("document").to_numpy()
+                found.append(np.flatnonzero(np.isin(column, ids[low:high])) + self._parts.starts[part])
+        return np.concatenate(found)
+
+    def where(self, expression: pc.Expression) -> np.ndarray:
+        """Row numbers where a filter over the token table holds; one shard in memory at a time."""
+        found = [np.zeros(0, np.int64)]
+        for part, first in enumerate(self._parts.starts[:-1]):
+            table = self._table(part).read()
+            numbered = table.append_column("__row__", pa.array(np.arange(len(table), dtype=np.int64)))
+            try:
+                kept = numbered.filter(expression)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                raise RequestError(f"where: {' '.join(str(error).split())[:200]}") from None
+            found.append(kept.column("__row__").to_numpy() + first)
+        return np.concatenate(found)
+
+    def _table(self, part: int) -> StoredTable:
+        record = self._parts.records[part]
+        return StoredTable(self._parts.files, f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([TOKENS_SCHEMA.field(column) for column in columns])
