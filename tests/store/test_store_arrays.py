@@ -153,6 +153,14 @@ def test_an_object_is_rows_then_index_then_its_crc(tmp_path: Path) -> None:
     assert data[rows.nbytes : -len(index)] == bytes(2 * 16), "the last inner chunk is padded with zeros"
 
 
+def test_chunks_that_the_last_object_lacks_are_marked_absent(tmp_path: Path) -> None:
+    files = open_files(str(tmp_path))
+    write(files, {"residual.0": coded_rows(5, 4, "float32")}, "float32", chunk_bytes=16, object_bytes=48)
+    data = files.read(f"shards/{ATTEMPT}/residual.0/c.1.0")
+    nothing = 2**64 - 1
+    assert struct.unpack("<6Q", data[2 * 16 : -4]) == (0, 16, 16, 16, nothing, nothing)
+
+
 def test_what_close_returns_is_what_lies_there_with_its_size_and_checksum(tmp_path: Path) -> None:
     files = open_files(str(tmp_path))
     table = pa.table({"a": [1, 2]})
