@@ -90,7 +90,7 @@ def status(status: Mapping[str, Any]) -> Shown:
         ("documents", f"{status['documents']:,} of {_count(status['expected_documents'])}"),
         ("skipped", ", ".join(f"{count:,} {reason}" for reason, count in status["skipped"].items()) or "none"),
         ("rows", f"{status['rows']:,}"),
-        ("tokens", f"{status['tokens']:,} of about {_count(status['expected_tokens'])}"),
+        ("tokens", _tokens(status)),
         ("bytes", _bytes(status["bytes"])),
         ("forward", f"{_count(status['tokens_per_forward_second'])} tokens/s"),
     ]
@@ -100,6 +100,11 @@ def status(status: Mapping[str, Any]) -> Shown:
             ("at work", f"pid {worker['pid']} on {worker['host']}, heard of {worker['seconds_since_heartbeat']} s ago")
         )
     return Shown(_table(rows), dict(status))
+
+
+def _tokens(status: Mapping[str, Any]) -> str:
+    done = f"{status['tokens']:,}"
+    return done if status["state"] == "complete" else f"{done} of about {_count(status['expected_tokens'])}"
 
 
 def sites(sites: Mapping[str, Any]) -> Shown:

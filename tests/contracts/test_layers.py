@@ -23,6 +23,7 @@ LEVELS = {
     "store": 2,
     "plan": 3,
     "activations": 3,
+    "tokens": 3,
     "batches": 3,
     "reader": 3,
     "pipeline": 3,
@@ -40,7 +41,7 @@ HOMES = {
     "zarr": ["store/bfloat16.py", "store/arrays.py"],
     "transformers": ["model/load.py", "pipeline.py"],  # the pipeline only reads its version for the record
     "gguf": ["model/load.py"],
-    "pyarrow": ["source/", "store/tables.py", "reader.py", "batches.py", "verify.py"],
+    "pyarrow": ["source/", "store/tables.py", "reader.py", "tokens.py", "batches.py", "verify.py"],
     "google_crc32c": ["store/", "verify.py"],
     "typer": ["__main__.py"],
     "rich": ["runtime/progress.py"],

