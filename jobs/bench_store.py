@@ -24,7 +24,8 @@ import harvest
 from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, TokenColumns
 from harvest.store import layout
 from harvest.store.attempt import AttemptWriter
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
+from harvest.store.opening import open_files
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 

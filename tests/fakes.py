@@ -24,8 +24,9 @@ from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
 from harvest.store import layout
 from harvest.store.attempt import AttemptWriter
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.opening import open_files
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 
 LIFE = "0123abcd"

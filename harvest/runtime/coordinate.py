@@ -22,9 +22,10 @@ from harvest.runtime.inline import run_inline
 from harvest.runtime.progress import Observer, Silent
 from harvest.runtime.schedule import Schedule
 from harvest.store import folder, layout
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.opening import open_files
 from harvest.store.tables import parquet_bytes, statistics_table
 
 GROWING = ("limit", "max_tokens")
@@ -175,7 +176,7 @@ class _Coordinator:
         self.lease.check()
         records = self.ledger.records()
         run = open_run(self.files)
-        if self.plan.job.statistics.moments:
+        if self.plan.job.statistics.moments and records:  # a dataset without a single row has no shard
             self.files.replace(layout.STATISTICS, parquet_bytes(statistics_table(run.statistics())))
         summary = summarise(records.values())
         self.ledger.complete(summary)

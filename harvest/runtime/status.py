@@ -8,9 +8,9 @@ from typing import Any
 from harvest.errors import RequestError
 from harvest.reader import summarise
 from harvest.store import layout
-from harvest.store.files import open_files
 from harvest.store.lease import read_holder
 from harvest.store.ledger import Ledger
+from harvest.store.opening import open_files
 
 
 def status_of(path: str) -> dict[str, Any]:

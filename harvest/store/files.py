@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 
-from harvest.errors import RequestError, WorkError
+from harvest.errors import WorkError
 
 Bytes = bytes | memoryview
 
@@ -100,24 +100,3 @@ def naming_full_disk(where: str, needed: int) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise WorkError(f"disk full: {where}: {needed} more bytes are needed ({error.strerror})") from error
         raise
-
-
-def open_files(path: str, storage: Mapping[str, Any] | None = None, setting: str = "run.path") -> Files:
-    """The folder at a local path, `file://`, `memory://`, `s3://` or another fsspec URL. Creates nothing.
-
-    `storage`: endpoint, profile, region and so on, by kind of store; secrets come from the environment only.
-    Raises RequestError naming `setting` or `run.storage.<key>`.
-    """
-    scheme, separator, rest = path.partition("://")
-    options = dict(storage or {})
-    if not separator or scheme == "file":
-        from harvest.store.local import LocalFiles
-
-        for key in options:
-            raise RequestError(f"run.storage.{key} = {options[key]!r}: a local folder takes no storage settings")
-        return LocalFiles(rest if separator else path, setting)
-    if "@" in rest.partition("/")[0]:
-        raise RequestError(f"{setting}: credentials in a URL; they are read from the environment only")
-    from harvest.store.remote import open_remote  # loads fsspec, which a local run does without
-
-    return open_remote(path, options, setting)

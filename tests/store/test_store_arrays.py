@@ -28,8 +28,9 @@ from harvest.errors import DamageError, LostLeaseError, WorkError
 from harvest.records import ArraySpec, StoredObject
 from harvest.store.arrays import DTYPES, StoredArray, array_metadata, map_rows, plan_grid
 from harvest.store.attempt import AttemptWriter
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.layout import array_path
+from harvest.store.opening import open_files
 from tests.faults import Faults, FaultyFiles
 
 ATTEMPT = "f00000-s000000.9c1f02ab-1"

@@ -18,7 +18,8 @@ import pytest
 
 from harvest.errors import RequestError, WorkError
 from harvest.store import local
-from harvest.store.files import Files, naming_full_disk, open_files, safe_path
+from harvest.store.files import Files, naming_full_disk, safe_path
+from harvest.store.opening import open_files
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -125,7 +126,7 @@ def test_swaps_of_several_processes_lose_no_increment(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import sys
-        from harvest.store.files import open_files
+        from harvest.store.opening import open_files
         files = open_files(sys.argv[1])
         for _ in range(25):
             while True:

@@ -10,10 +10,11 @@ import pytest
 
 from harvest.errors import DamageError, RequestError
 from harvest.store.arrays import StoredArray
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.folder import clear_run, foreign, remove_attempt, remove_strays, require_run_or_empty, stray_attempts
 from harvest.store.lease import read_holder
 from harvest.store.ledger import Ledger
+from harvest.store.opening import open_files
 from harvest.store.tables import StoredTable
 from tests.faults import Faults, FaultyFiles
 from tests.store.test_store_ledger import RUN, shard_record

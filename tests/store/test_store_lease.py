@@ -17,14 +17,15 @@ import pytest
 
 from harvest.errors import DamageError, LostLeaseError, RequestError
 from harvest.store import lease as module
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.lease import Holder, Lease, process_start, read_holder, this_machine
+from harvest.store.opening import open_files
 
 QUICK = {"interval": 0.05, "silent": 5.0}
 WATCHFUL = {"interval": 0.5, "silent": 5.0}
 HOLD = """
 import sys, time
-from harvest.store.files import open_files
+from harvest.store.opening import open_files
 from harvest.store.lease import Lease
 from harvest.errors import HarvestError
 files = open_files(sys.argv[1])

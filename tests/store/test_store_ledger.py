@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from harvest.errors import DamageError, RequestError, WorkError
 from harvest.records import Shard, ShardRecord, StoredObject
-from harvest.store.files import open_files
 from harvest.store.ledger import _SHARD, Ledger, RunRecord, decode_record, encode_record
+from harvest.store.opening import open_files
 from tests.faults import Faults, FaultyFiles
 
 

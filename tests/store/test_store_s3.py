@@ -14,10 +14,11 @@ from harvest.records import ArraySpec
 from harvest.store import lease as lease_module
 from harvest.store.arrays import StoredArray
 from harvest.store.attempt import AttemptWriter
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
 from harvest.store.folder import remove_strays
 from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger
+from harvest.store.opening import open_files
 from tests.store.test_store_ledger import RUN, shard_record
 
 pytest.importorskip("s3fs")

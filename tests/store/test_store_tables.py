@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from harvest.errors import DamageError
 from harvest.records import DocumentRow, TokenColumns
 from harvest.store import tables
-from harvest.store.files import open_files
+from harvest.store.opening import open_files
 from harvest.store.tables import (
     DOCUMENTS_SCHEMA,
     TOKENS_SCHEMA,
