@@ -97,12 +97,8 @@ class Moments:
 
     def update(self, state: MomentsState, block: Block) -> MomentsState:
         """A new state with the block's rows added."""
-        ordinary = special = NOTHING
-        if not block.special.any():
-            ordinary = sums_of(block.rows, None)
-        else:
-            ordinary = sums_of(block.rows, np.flatnonzero(~block.special))
-            special = sums_of(block.rows, np.flatnonzero(block.special))
+        ordinary = sums_of(block.rows, np.flatnonzero(~block.special))
+        special = sums_of(block.rows, np.flatnonzero(block.special))
         return self.merge(state, MomentsState(ordinary=ordinary, special=special))
 
     def merge(self, first: MomentsState, second: MomentsState) -> MomentsState:

@@ -63,35 +63,34 @@ NOTHING = RowSums(
 )
 
 
-def sums_of(rows: torch.Tensor, index: np.ndarray | None) -> RowSums:
-    """Moments of rows [n, d], or of those at the int64 indices alone."""
-    picked = None if index is None else torch.from_numpy(index).to(rows.device)
-    n, d = len(rows) if picked is None else len(picked), rows.shape[1]
-    step = max(1, BLOCK_VALUES.get(rows.device.type, 2**15 - 1) // max(1, d))
+def sums_of(rows: torch.Tensor, index: np.ndarray) -> RowSums:
+    """Sums over the rows [n, d] at the rising int64 indices."""
+    step = max(1, BLOCK_VALUES.get(rows.device.type, BLOCK_VALUES["cpu"]) // max(1, rows.shape[1]))
     total = NOTHING
-    for start in range(0, n, step * BLOCKS_AT_ONCE):
-        part = slice(start, start + step * BLOCKS_AT_ONCE)
-        if picked is None:
-            total = merge(total, _sums_of_part(rows[part], None, step))
-        else:
-            total = merge(total, _sums_of_part(rows, picked[part], step))
+    for start in range(0, len(index), step * BLOCKS_AT_ONCE):
+        total = merge(total, _sums_of_part(rows, index[start : start + step * BLOCKS_AT_ONCE], step))
     return total
 
 
-def _sums_of_part(rows: torch.Tensor, picked: torch.Tensor | None, step: int) -> RowSums:
-    sums = _block_sums(rows, picked, step)
+def _sums_of_part(rows: torch.Tensor, index: np.ndarray, step: int) -> RowSums:
+    sums = _block_sums(rows, index, step)
     if np.isfinite(sums.low) and np.isfinite(sums.high):
         return sums.moments()
-    finite = torch.isfinite(rows if picked is None else rows[picked])
-    good = finite.all(dim=1).nonzero()[:, 0]
-    moments = NOTHING
-    if len(good):
-        moments = _block_sums(rows, good if picked is None else picked[good], step).moments()
+    finite = torch.isfinite(_pick(rows, index))
+    good = index[finite.all(dim=1).cpu().numpy()]
     return replace(
-        moments,
-        non_finite_rows=len(finite) - len(good),
+        _block_sums(rows, good, step).moments() if len(good) else NOTHING,
+        non_finite_rows=len(index) - len(good),
         non_finite_values=finite.numel() - int(finite.sum()),
     )
+
+
+def _pick(rows: torch.Tensor, index: np.ndarray) -> torch.Tensor:
+    """Rows at rising indices; a view where they have no gap, as they mostly have none."""
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == len(index):
+        return rows[first : last + 1]
+    return torch.index_select(rows, 0, torch.from_numpy(index).to(rows.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +112,16 @@ class _BlockSums:
         """All blocks merged at once: Chan's formula for many parts."""
         weights = self.counts / self.counts.sum()
         # Around the first block's mean, so that a large common offset costs no digits.
-        mean = self.means[0] + weights @ (self.means - self.means[0])
-        m2 = self.m2s.sum(axis=0) + self.counts @ (self.means - mean) ** 2
+        # Plain sums and no matrix products: those wake the threads of the BLAS, whose number would show in the bits.
+        mean = self.means[0] + (weights[:, None] * (self.means - self.means[0])).sum(axis=0)
+        m2 = self.m2s.sum(axis=0) + (self.counts[:, None] * (self.means - mean) ** 2).sum(axis=0)
         above_zero = self.norms[self.norms > 0]
         return RowSums(
             rows=len(self.norms),
             mean=mean,
             m2=m2,
             norm_sum=float(self.norms.sum()),
-            norm_squares=float(self.norms @ self.norms),
+            norm_squares=float(np.square(self.norms).sum()),
             norm_min=float(self.norms.min()),
             norm_max=float(self.norms.max()),
             low=self.low,
@@ -133,15 +133,15 @@ class _BlockSums:
         )
 
 
-def _block_sums(rows: torch.Tensor, picked: torch.Tensor | None, step: int) -> _BlockSums:
+def _block_sums(rows: torch.Tensor, index: np.ndarray, step: int) -> _BlockSums:
     """One visit to every block of `step` rows: to float64, extremes, norms, mean, centre, squares. Nothing
     overflows on the way: float64 holds the square of every float32."""
-    n, d = len(rows) if picked is None else len(picked), rows.shape[1]
+    n, d = len(index), rows.shape[1]
     count = -(-n // step)
     wide = torch.empty((min(step, n), d), dtype=torch.float64, device=rows.device)
     norms, means, m2s = wide.new_empty(n), wide.new_empty((count, d)), wide.new_empty((count, d))
     lows, highs = rows.new_empty(count), rows.new_empty(count)
-    blocks = torch.split(rows, step) if picked is None else (rows[part] for part in torch.split(picked, step))
+    blocks = (_pick(rows, index[start : start + step]) for start in range(0, n, step))
     views = zip(
         blocks, lows.unbind(), highs.unbind(), torch.split(norms, step), means.unbind(), m2s.unbind(), strict=True
     )
