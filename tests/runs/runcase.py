@@ -20,7 +20,8 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.runtime import coordinate
-from harvest.store.files import Files, open_files
+from harvest.store.files import Files
+from harvest.store.opening import open_files
 
 WIDTH = 16
 
@@ -30,14 +31,14 @@ def job(path: str | Path, **tables: dict[str, Any]) -> dict[str, Any]:
     return {**tables, "run": {"path": str(path), "threads": 1, **tables.get("run", {})}}
 
 
-def run(path: str | Path, data: Any = None, *, model: Any = None, tokenizer: Any = "byte", **tables: Any) -> PlainRun:
-    """Runs a job over objects, or over `data` where that is a path; returns what is on disk afterwards."""
-    if isinstance(data, str | Path):
-        tables["data"] = {"path": str(data), **tables.get("data", {})}
-        data = None
+def run(path: str | Path, source: Any = None, *, model: Any = None, tokenizer: Any = "byte", **tables: Any) -> PlainRun:
+    """Runs a job over a file (`source` is a path) or over objects; returns what is on disk afterwards."""
+    if isinstance(source, str | Path):
+        tables["data"] = {"path": str(source), **tables.get("data", {})}
+        source = None
     model = tiny_llama(vocab=300) if model is None else model
     tokenizer = byte_tokenizer() if tokenizer == "byte" else tokenizer
-    harvest.run(job(path, **tables), model=model, tokenizer=tokenizer, data=data)
+    harvest.run(job(path, **tables), model=model, tokenizer=tokenizer, data=source)
     return read_plain(path)
 
 
