@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
 from harvest.errors import NotBuiltError, RequestError
+from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, worker_memory
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
@@ -22,23 +23,12 @@ from harvest.text.tokenise import Tokeniser
 if TYPE_CHECKING:
     from harvest.model.sites import Name
 
-MIB = 2**20
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 """`tokens.batch = "auto"`: on a CPU more tokens bring no speed, on a GPU fewer leave it idle."""
-SORT_WINDOW_BYTES = 256 * MIB
+SORT_WINDOW_BYTES = 256 * 2**20
 """Rows that are sorted by length among themselves; two such windows are in memory at a time."""
-SHARD_BYTES = 1024 * MIB
-SHARD_TOKENS = 131_072
-"""`store.shard_documents = "auto"`: the largest power of two of documents within both."""
-MAX_SHARD_DOCUMENTS = 2**20
-PROBE_DOCUMENTS = 256
-"""Documents, the first of the dataset, that shard size and estimates are judged from."""
-PROBE_ROWS = 65_536
-"""Source rows that the probe reads at most, however small the sample."""
 UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
 """Settings that may differ on resume, besides all of `run`: they change no stored value."""
-TABLE_BYTES_PER_ROW = 4
-"""Of the token table, compressed; measured on texts."""
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -68,24 +58,6 @@ class Resolved:
     names: tuple[str, ...]
     fixed_date: str
     """The date that chat templates see."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What the run will hold and take, judged from the first documents; exact where `exact` says so."""
-
-    documents: int | None
-    """Kept by the sample and limit; None where only reading to the end can tell."""
-    tokens: int | None
-    rows: int | None
-    shards: int | None
-    bytes_per_row: int
-    """Of all names together."""
-    store_bytes: int | None
-    memory_bytes: int
-    """Peak of one worker."""
-    free_bytes: int | None
-    """On the disk of the run; None for a store that does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +123,7 @@ def make_plan(
     device = load.resolve_device(job.model) if model is None else load.device_of(model)
     store_dtype = dtype if job.store.dtype == "auto" else job.store.dtype
     bytes_per_row = sum(name.width for name in names) * ITEMSIZE[store_dtype]
-    probe = _probe(source, tokeniser)
+    probe = probe_documents(source, tokeniser)
     resolved = Resolved(
         dtype=dtype,
         device=device.partition(":")[0],
@@ -160,9 +132,9 @@ def make_plan(
         batching="sorted",
         tokens_per_batch=_tokens_per_batch(job, device),
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
-        shard_documents=_shard_documents(job, probe, bytes_per_row),
+        shard_documents=shard_documents(job, probe, bytes_per_row),
         store_dtype=store_dtype,
-        chunk_bytes=int(job.store.chunk_mb * MIB),
+        chunk_bytes=int(job.store.chunk_mb * 2**20),
         threads=resolve_threads(job),
         names=tuple(str(name) for name in names),
         fixed_date=FIXED_DATE.date().isoformat(),
@@ -172,9 +144,21 @@ def make_plan(
         "tokenizer": load.tokenizer_fingerprint(tokenizer),
         "data": {file.name: file.fingerprint for file in source.files},
     }
-    estimate = _estimate(job, source, probe, resolved, bytes_per_row, load.weight_bytes(skeleton, dtype))
-    estimate = replace(estimate, free_bytes=free_bytes)
-    _refuse_lack_of_room(job, estimate)
+    expected = estimate(
+        job,
+        source,
+        probe,
+        shard_documents=resolved.shard_documents,
+        bytes_per_row=bytes_per_row,
+        memory_bytes=worker_memory(
+            rows_per_sort_window=resolved.rows_per_sort_window,
+            bytes_per_row=bytes_per_row,
+            tokens_per_batch=resolved.tokens_per_batch,
+            weight_bytes=load.weight_bytes(skeleton, dtype),
+        ),
+        free_bytes=free_bytes,
+    )
+    _refuse_lack_of_room(job, expected)
     return Plan(
         job=job,
         resolved=resolved,
@@ -183,7 +167,7 @@ def make_plan(
         config=config,
         source=source,
         tokeniser=tokeniser,
-        estimate=estimate,
+        estimate=expected,
     )
 
 
@@ -268,104 +252,16 @@ def resolve_threads(job: Job) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """What the first documents hold."""
-
-    documents: int
-    tokens: int
-    """That would run."""
-    rows: int
-
-
-def _probe(source: Source, tokeniser: Tokeniser) -> _Probe:
-    sizes: list[tuple[int, int]] = []
-    for file in source.files:
-        rows = source.rows(file.number, 0, PROBE_ROWS if file.rows is None else min(file.rows, PROBE_ROWS))
-        sizes += tokeniser.sizes(rows, PROBE_DOCUMENTS - len(sizes))
-        if len(sizes) >= PROBE_DOCUMENTS:
-            break
-    return _Probe(len(sizes), sum(tokens for tokens, _ in sizes), sum(rows for _, rows in sizes))
-
-
-def _shard_documents(job: Job, probe: _Probe, bytes_per_row: int) -> int:
-    """The largest power of two of source rows that stays within SHARD_BYTES and SHARD_TOKENS on average."""
-    if job.store.shard_documents != "auto":
-        return job.store.shard_documents
-    if probe.documents == 0:
-        return PROBE_DOCUMENTS
-    share = job.data.sample or 1.0
-    bytes_per_source_row = share * probe.rows / probe.documents * (bytes_per_row if job.capture.store else 0)
-    tokens_per_source_row = share * probe.tokens / probe.documents
-    most = min(
-        SHARD_BYTES / bytes_per_source_row if bytes_per_source_row else MAX_SHARD_DOCUMENTS,
-        SHARD_TOKENS / tokens_per_source_row if tokens_per_source_row else MAX_SHARD_DOCUMENTS,
-    )
-    return 1 << max(0, min(int(most), MAX_SHARD_DOCUMENTS).bit_length() - 1)
-
-
-def _documents(job: Job, source: Source) -> int | None:
-    if any(file.rows is None for file in source.files):
-        return None
-    kept = sum(source.kept(file.number, 0, file.rows or 0) for file in source.files)
-    return kept if job.data.limit is None else min(kept, job.data.limit)
-
-
-def _shards(job: Job, source: Source, shard_documents: int) -> int | None:
-    """Shards of the whole run; None where the data's end or `data.max_tokens` decides."""
-    if job.data.max_tokens is not None or any(file.rows is None for file in source.files):
-        return None
-    shards = documents = 0
-    for file in source.files:
-        for start in range(0, file.rows or 0, shard_documents):
-            if job.data.limit is not None and documents >= job.data.limit:
-                return shards
-            documents += source.kept(file.number, start, min(start + shard_documents, file.rows or 0))
-            shards += 1
-    return shards
-
-
-def _estimate(
-    job: Job, source: Source, probe: _Probe, resolved: Resolved, bytes_per_row: int, weight_bytes: int
-) -> Estimate:
-    documents = _documents(job, source)
-    tokens = rows = stored = None
-    if documents is not None:
-        tokens = round(documents * probe.tokens / max(1, probe.documents))
-        share = 1.0 if job.data.max_tokens is None else min(1.0, job.data.max_tokens / max(1, tokens))
-        tokens, rows = round(share * tokens), round(share * documents * probe.rows / max(1, probe.documents))
-        stored = rows * (bytes_per_row + TABLE_BYTES_PER_ROW) if job.capture.store else 0
-    return Estimate(
-        documents=documents,
-        tokens=tokens,
-        rows=rows,
-        shards=_shards(job, source, resolved.shard_documents),
-        bytes_per_row=bytes_per_row,
-        store_bytes=stored,
-        memory_bytes=_memory(resolved, bytes_per_row, weight_bytes),
-        free_bytes=None,
-    )
-
-
-def _memory(resolved: Resolved, bytes_per_row: int, weight_bytes: int) -> int:
-    """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text."""
-    libraries = 900 * MIB
-    windows = 2 * resolved.rows_per_sort_window * bytes_per_row
-    batch = resolved.tokens_per_batch * 4 * 32 * 1024
-    text = 2 * SHARD_TOKENS * 256
-    return libraries + 2 * weight_bytes + windows + batch + text
-
-
-def _refuse_lack_of_room(job: Job, estimate: Estimate) -> None:
-    needed, free = estimate.store_bytes, estimate.free_bytes
+def _refuse_lack_of_room(job: Job, expected: Estimate) -> None:
+    needed, free = expected.store_bytes, expected.free_bytes
     if free is not None and needed is not None and needed > free:
         raise RequestError(
             f"run.path = {job.run.path!r}: the run needs about {needed / 1e9:.1f} GB "
             f"and the disk has {free / 1e9:.1f} GB free; fewer names, documents or positions need less"
         )
-    if job.store.memory_gb != "auto" and estimate.memory_bytes > job.store.memory_gb * 1e9:
+    if job.store.memory_gb != "auto" and expected.memory_bytes > job.store.memory_gb * 1e9:
         raise RequestError(
-            f"store.memory_gb = {job.store.memory_gb}: a worker needs about {estimate.memory_bytes / 1e9:.1f} GB; "
+            f"store.memory_gb = {job.store.memory_gb}: a worker needs about {expected.memory_bytes / 1e9:.1f} GB; "
             "fewer names or a smaller tokens.batch need less"
         )
 

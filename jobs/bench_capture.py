@@ -167,7 +167,7 @@ def main() -> None:
 
 def write(arguments: argparse.Namespace, lines: list[str]) -> None:
     """A dated results file: settings, versions, table."""
-    from harvest.pipeline import cpu_name
+    from harvest.environment import cpu_name
 
     hardware = platform.machine() + f"-{os.cpu_count()}cpu"
     today = datetime.date.today()

@@ -1,0 +1,39 @@
+"""Where captured rows gather until they are written: allocated once, two sets in turn."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+
+import torch
+
+Rows = Mapping[str, torch.Tensor]
+"""Name -> [rows, d] in the stored dtype, on the host."""
+
+
+class Buffers:
+    """Two sets of row buffers: one fills while the other is written; a third waits: back-pressure."""
+
+    SETS = 2
+
+    def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, *, pinned: bool) -> None:
+        """`widths`: name -> values of a row; `pinned`: page-locked, for copies from an accelerator."""
+        self._widths, self._dtype, self._pinned = widths, dtype, pinned
+        self._free: queue.Queue[dict[str, torch.Tensor]] = queue.Queue()
+        for _ in range(self.SETS):
+            self._free.put({})
+        self._lent: dict[int, dict[str, torch.Tensor]] = {}
+
+    def take(self, rows: int) -> Rows:
+        """Name -> [rows, d], contents undefined; waits until a set is free."""
+        buffers = self._free.get()
+        for name, width in self._widths.items():
+            if name not in buffers or len(buffers[name]) < rows:
+                buffers[name] = torch.empty(rows, width, dtype=self._dtype, pin_memory=self._pinned)
+        views = {name: buffer[:rows] for name, buffer in buffers.items()}
+        self._lent[id(views)] = buffers
+        return views
+
+    def give_back(self, views: Rows) -> None:
+        """Frees what `take` returned."""
+        self._free.put(self._lent.pop(id(views)))

@@ -1,0 +1,33 @@
+"""What the last bits of a run depend on besides its job: recorded with every shard, so that a mixed run says so."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+
+import torch
+
+import harvest
+
+
+def environment(device: str, threads: int) -> dict[str, str]:
+    """What the last bits depend on besides the job: hardware, libraries, threads."""
+    return {
+        "harvest": harvest.__version__,
+        "torch": torch.__version__,
+        "transformers": importlib.metadata.version("transformers"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "threads": str(threads),
+    }
+
+
+@functools.cache
+def cpu_name() -> str:
+    """Model and instruction set of the processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        model = ""
+    return f"{model or platform.processor() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"

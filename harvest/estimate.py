@@ -1,0 +1,139 @@
+"""What the first documents tell of the whole: shard size, tokens, rows, bytes, memory. Nothing else is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harvest.config import Job
+from harvest.source.rows import Source
+from harvest.text.tokenise import Tokeniser
+
+MIB = 2**20
+SHARD_BYTES = 1024 * MIB
+SHARD_TOKENS = 131_072
+"""`store.shard_documents = "auto"`: the largest power of two of documents within both."""
+MAX_SHARD_DOCUMENTS = 2**20
+PROBE_DOCUMENTS = 256
+"""Documents, the first of the dataset, that shard size and estimates are judged from."""
+PROBE_ROWS = 65_536
+"""Source rows that the probe reads at most, however small the sample."""
+TABLE_BYTES_PER_ROW = 4
+"""Of the token table, compressed; measured on texts."""
+LIBRARY_BYTES = 900 * MIB
+"""torch, transformers, pyarrow and datasets once they are imported."""
+BYTES_PER_BATCH_TOKEN = 128 * 1024
+"""Of a forward's own intermediate values, for models of the 1B class."""
+TEXT_BYTES = 2 * SHARD_TOKENS * 256
+"""Two shards of tokens and their tables: one being run, one read ahead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the run will hold and take, judged from the first documents."""
+
+    documents: int | None
+    """Kept by the sample and limit; None where only reading to the end can tell."""
+    tokens: int | None
+    rows: int | None
+    shards: int | None
+    bytes_per_row: int
+    """Of all names together."""
+    store_bytes: int | None
+    memory_bytes: int
+    """Peak of one worker."""
+    free_bytes: int | None
+    """On the disk of the run; None for a store that does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the first documents hold."""
+
+    documents: int
+    tokens: int
+    """That would run."""
+    rows: int
+
+
+def probe_documents(source: Source, tokeniser: Tokeniser) -> Probe:
+    """Tokenises the first documents of the dataset, at most PROBE_DOCUMENTS of them."""
+    sizes: list[tuple[int, int]] = []
+    for file in source.files:
+        rows = source.rows(file.number, 0, PROBE_ROWS if file.rows is None else min(file.rows, PROBE_ROWS))
+        sizes += tokeniser.sizes(rows, PROBE_DOCUMENTS - len(sizes))
+        if len(sizes) >= PROBE_DOCUMENTS:
+            break
+    return Probe(len(sizes), sum(tokens for tokens, _ in sizes), sum(rows for _, rows in sizes))
+
+
+def _documents(job: Job, source: Source) -> int | None:
+    if any(file.rows is None for file in source.files):
+        return None
+    kept = sum(source.kept(file.number, 0, file.rows or 0) for file in source.files)
+    return kept if job.data.limit is None else min(kept, job.data.limit)
+
+
+def _shards(job: Job, source: Source, shard_documents: int) -> int | None:
+    """Shards of the whole run; None where the data's end or `data.max_tokens` decides."""
+    if job.data.max_tokens is not None or any(file.rows is None for file in source.files):
+        return None
+    shards = documents = 0
+    for file in source.files:
+        for start in range(0, file.rows or 0, shard_documents):
+            if job.data.limit is not None and documents >= job.data.limit:
+                return shards
+            documents += source.kept(file.number, start, min(start + shard_documents, file.rows or 0))
+            shards += 1
+    return shards
+
+
+def estimate(
+    job: Job,
+    source: Source,
+    probe: Probe,
+    *,
+    shard_documents: int,
+    bytes_per_row: int,
+    memory_bytes: int,
+    free_bytes: int | None,
+) -> Estimate:
+    """What the first documents say of all; `memory_bytes` from `worker_memory`."""
+    documents = _documents(job, source)
+    tokens = rows = stored = None
+    if documents is not None:
+        tokens = round(documents * probe.tokens / max(1, probe.documents))
+        share = 1.0 if job.data.max_tokens is None else min(1.0, job.data.max_tokens / max(1, tokens))
+        tokens, rows = round(share * tokens), round(share * documents * probe.rows / max(1, probe.documents))
+        stored = rows * (bytes_per_row + TABLE_BYTES_PER_ROW) if job.capture.store else 0
+    return Estimate(
+        documents=documents,
+        tokens=tokens,
+        rows=rows,
+        shards=_shards(job, source, shard_documents),
+        bytes_per_row=bytes_per_row,
+        store_bytes=stored,
+        memory_bytes=memory_bytes,
+        free_bytes=free_bytes,
+    )
+
+
+def worker_memory(*, rows_per_sort_window: int, bytes_per_row: int, tokens_per_batch: int, weight_bytes: int) -> int:
+    """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text."""
+    windows = 2 * rows_per_sort_window * bytes_per_row
+    return LIBRARY_BYTES + 2 * weight_bytes + windows + tokens_per_batch * BYTES_PER_BATCH_TOKEN + TEXT_BYTES
+
+
+def shard_documents(job: Job, probe: Probe, bytes_per_row: int) -> int:
+    """The largest power of two of source rows that stays within SHARD_BYTES and SHARD_TOKENS on average."""
+    if job.store.shard_documents != "auto":
+        return job.store.shard_documents
+    if probe.documents == 0:
+        return PROBE_DOCUMENTS
+    share = job.data.sample or 1.0
+    bytes_per_source_row = share * probe.rows / probe.documents * (bytes_per_row if job.capture.store else 0)
+    tokens_per_source_row = share * probe.tokens / probe.documents
+    most = min(
+        SHARD_BYTES / bytes_per_source_row if bytes_per_source_row else MAX_SHARD_DOCUMENTS,
+        SHARD_TOKENS / tokens_per_source_row if tokens_per_source_row else MAX_SHARD_DOCUMENTS,
+    )
+    return 1 << max(0, min(int(most), MAX_SHARD_DOCUMENTS).bit_length() - 1)

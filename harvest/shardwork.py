@@ -1,0 +1,172 @@
+"""One try at a shard, from its first captured row to its record: sums here, arrays and tables in its folder."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from harvest.buffers import Rows
+from harvest.environment import environment
+from harvest.plan import Plan
+from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, ShardText, SortWindow
+from harvest.reduce.base import Block, Reduction, save_states
+from harvest.store.attempt import AttemptWriter
+from harvest.store.files import Files
+from harvest.store.layout import DOCUMENTS, STATES, TOKENS
+from harvest.store.tables import documents_table, keys_digest, tokens_table
+
+
+class ShardWork:
+    """One try at a shard: its attempt's folder, its sums and its clocks."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        shard: Shard,
+        text: ShardText,
+        *,
+        reductions: Sequence[Reduction[Any]],
+        files: Files,
+        attempt: str,
+        still_mine: Callable[[], None],
+    ) -> None:
+        """`still_mine` is asked before each object that is written, and raises when it must not be."""
+        self._plan, self._reductions = plan, reductions
+        self._text, self.shard, self.attempt = text, shard, attempt
+        self._states = [{str(name): reduction.zero() for name in self._plan.names} for reduction in self._reductions]
+        self._error: Exception | None = None
+        self.seconds: dict[str, float] = {"forward": 0.0, "reduce": 0.0, "write": 0.0}
+        self._kept = plan.job.data.keep or ()
+        self.stores_rows = plan.job.capture.store
+        self._writer = AttemptWriter(
+            files,
+            attempt,
+            array_specs(plan, len(text.tokens)) if self.stores_rows else {},
+            chunk_bytes=plan.resolved.chunk_bytes,
+            before_object=still_mine,
+        )
+
+    def clock(self, stage: str) -> Clock:
+        """A context that adds its busy seconds to the stage's."""
+        return Clock(self.seconds, stage)
+
+    def reduce(self, window: SortWindow, rows: Rows) -> None:
+        """Adds a window's rows, as stored and in dataset order, to every sum."""
+        at = slice(window.first_row, window.first_row + window.rows)
+        tokens = self._text.tokens
+        for reduction, states in zip(self._reductions, self._states):
+            for name, block in rows.items():
+                states[name] = reduction.update(
+                    states[name],
+                    Block(
+                        rows=block,
+                        special=tokens.special[at],
+                        document=tokens.document[at],
+                        position=tokens.position[at],
+                    ),
+                )
+
+    def write(self, rows: Rows, give_back: Callable[[Rows], None]) -> None:
+        """Appends a window to every array; after an error, which `finish` will raise, only gives the buffers back."""
+        try:
+            if self._error is None and self.stores_rows:
+                with self.clock("write"):
+                    for name, block in rows.items():
+                        self._writer.append(name, as_numpy(block))
+        except Exception as error:
+            self._error = error
+        finally:
+            give_back(rows)
+
+    def raise_error(self) -> None:
+        """Raises what has gone wrong behind, so that no forward runs in vain."""
+        if self._error is not None:
+            raise self._error
+
+    def give_up(self, error: Exception) -> ShardRecord:
+        """Drops the attempt, and raises the error."""
+        self._writer.abort()
+        raise error
+
+    def finish(self) -> ShardRecord:
+        """Writes tables and sums, makes everything durable, and says what is there."""
+        try:
+            self.raise_error()
+            with self.clock("write"):
+                if self.stores_rows:
+                    self._writer.table(TOKENS, tokens_table(self._text.tokens))
+                self._writer.table(DOCUMENTS, documents_table(self._text.documents, self._kept))
+                self._writer.blob(STATES, save_states(zip(self._reductions, self._states)))
+                objects = self._writer.close()
+        except Exception as error:
+            return self.give_up(error)
+        return self._record(objects)
+
+    def _record(self, objects: Mapping[str, Any]) -> ShardRecord:
+        text, health = self._text, self._states[0]
+        return ShardRecord(
+            format=FORMAT_VERSION,
+            shard=self.shard,
+            attempt=self.attempt,
+            rows=len(text.tokens),
+            documents=len(text.documents),
+            skipped=Counter(row.reason or "" for row in text.documents if row.status == "skipped"),
+            tokens=text.tokens_run,
+            dropped_tokens=text.dropped_tokens,
+            forward_tokens=text.forward_tokens,
+            non_finite={name: n for name, state in health.items() if (n := state.non_finite_values)},
+            zero_rows={name: n for name, state in health.items() if (n := state.zero_rows)},
+            objects=objects,
+            keys_digest=keys_digest(text.tokens.document, text.tokens.position, text.tokens.token),
+            source_digest=text.source_digest,
+            ended=text.ended,
+            cut=text.cut,
+            cursor=text.cursor,
+            environment=environment(self._plan.resolved.device, self._plan.resolved.threads),
+            seconds={stage: round(seconds, 6) for stage, seconds in self.seconds.items()},
+        )
+
+
+class Clock:
+    """Adds the time spent inside to a stage's seconds."""
+
+    def __init__(self, seconds: dict[str, float], stage: str) -> None:
+        self._total, self._stage, self.seconds = seconds, stage, 0.0
+
+    def __enter__(self) -> Clock:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self._total[self._stage] += self.seconds
+
+
+def array_specs(plan: Plan, rows: int) -> dict[str, ArraySpec]:
+    """What a shard's arrays are, before they are written."""
+    return {
+        str(name): ArraySpec(
+            rows=rows,
+            width=name.width,
+            dtype=plan.resolved.store_dtype,
+            attributes={
+                "model": plan.job.model.name,
+                "site": name.site,
+                "layer": name.layer,
+                "module": name.module,
+                "dtype": plan.resolved.store_dtype,
+            },
+        )
+        for name in plan.names
+    }
+
+
+def as_numpy(rows: torch.Tensor) -> np.ndarray:
+    """The rows as the store takes them: bfloat16 as its bits (uint16), everything else as it is; no copy."""
+    array: np.ndarray = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
+    return array
