@@ -100,75 +100,52 @@ def make_plan(
     """
     refuse_unbuilt(job)
     source = open_source(job.data, [job.data.column, *(job.data.keep or ())], data)
-    from harvest.model import load  # torch and transformers take seconds: only once the request is plausible
-
-    config = load.load_config(job.model) if model is None else model.config
-    skeleton = load.skeleton(config, job.model) if model is None else model
-    names = _names(skeleton, job)
-    if tokenizer is None and (model is None or job.tokens.tokenizer is not None):
-        tokenizer = load.load_tokenizer(job.model, job.tokens.tokenizer)
-    context = _context(job, load.context_limit(config))
-    tokeniser = Tokeniser(
-        tokenizer,
-        data=job.data,
-        chat=job.chat,
-        tokens=job.tokens,
-        capture=job.capture,
-        context=context,
-        vocab_size=skeleton.get_input_embeddings().num_embeddings,
-        bos_id=config.get_text_config().bos_token_id,
-        special_ids=_special_ids(config),
-    )
-    dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
-    device = load.resolve_device(job.model) if model is None else load.device_of(model)
-    store_dtype = dtype if job.store.dtype == "auto" else job.store.dtype
-    bytes_per_row = sum(name.width for name in names) * ITEMSIZE[store_dtype]
+    found = _describe(job, model, tokenizer)
+    tokeniser = _tokeniser(job, found)
+    store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
+    bytes_per_row = sum(name.width for name in found.names) * ITEMSIZE[store_dtype]
     probe = probe_documents(source, tokeniser)
     resolved = Resolved(
-        dtype=dtype,
-        device=device.partition(":")[0],
-        attention=str(skeleton.config._attn_implementation),
-        context=context,
+        dtype=found.dtype,
+        device=found.device.partition(":")[0],
+        attention=found.attention,
+        context=found.context,
         batching="sorted",
-        tokens_per_batch=_tokens_per_batch(job, device),
+        tokens_per_batch=_tokens_per_batch(job, found.device),
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
         shard_documents=shard_documents(job, probe, bytes_per_row),
         store_dtype=store_dtype,
         chunk_bytes=int(job.store.chunk_mb * 2**20),
         threads=resolve_threads(job),
-        names=tuple(str(name) for name in names),
+        names=tuple(str(name) for name in found.names),
         fixed_date=FIXED_DATE.date().isoformat(),
     )
-    fingerprint = {
-        "model": load.model_fingerprint(job.model, config) if model is None else load.object_fingerprint(model),
-        "tokenizer": load.tokenizer_fingerprint(tokenizer),
-        "data": {file.name: file.fingerprint for file in source.files},
-    }
-    expected = estimate(
-        job,
-        source,
-        probe,
-        shard_documents=resolved.shard_documents,
+    memory = worker_memory(
+        rows_per_sort_window=resolved.rows_per_sort_window,
         bytes_per_row=bytes_per_row,
-        memory_bytes=worker_memory(
-            rows_per_sort_window=resolved.rows_per_sort_window,
-            bytes_per_row=bytes_per_row,
-            tokens_per_batch=resolved.tokens_per_batch,
-            weight_bytes=load.weight_bytes(skeleton, dtype),
-        ),
-        free_bytes=free_bytes,
+        tokens_per_batch=resolved.tokens_per_batch,
+        weight_bytes=found.weight_bytes,
     )
-    _refuse_lack_of_room(job, expected)
-    return Plan(
+    plan = Plan(
         job=job,
         resolved=resolved,
-        fingerprint=fingerprint,
-        names=names,
-        config=config,
+        fingerprint={**found.fingerprint, "data": {file.name: file.fingerprint for file in source.files}},
+        names=found.names,
+        config=found.config,
         source=source,
         tokeniser=tokeniser,
-        estimate=expected,
+        estimate=estimate(
+            job,
+            source,
+            probe,
+            shard_documents=resolved.shard_documents,
+            bytes_per_row=bytes_per_row,
+            memory_bytes=memory,
+            free_bytes=free_bytes,
+        ),
     )
+    _refuse_lack_of_room(job, plan.estimate)
+    return plan
 
 
 def refuse_unbuilt(job: Job) -> None:
@@ -212,17 +189,67 @@ def refuse_unbuilt(job: Job) -> None:
 # ---- one decision each -------------------------------------------------------------------------------------------
 
 
-def _names(skeleton: Any, job: Job) -> tuple[Name, ...]:
-    from harvest.model.sites import resolve_names  # brings torch along
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """A model as its config describes it; no weight has been read, unless the caller brought them."""
 
-    return resolve_names(skeleton, job.capture.sites, job.capture.layers)
+    config: Any
+    names: tuple[Name, ...]
+    context: int
+    dtype: str
+    device: str
+    attention: str
+    vocab_size: int
+    """Rows of the input embedding."""
+    weight_bytes: int
+    tokenizer: Any
+    fingerprint: Mapping[str, str]
 
 
-def _context(job: Job, limit: int | None) -> int:
-    from harvest.model.load import MAX_CONTEXT
+def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
+    from harvest.model import load, sites  # torch and transformers take seconds: only once the request is plausible
 
+    config = load.load_config(job.model) if model is None else model.config
+    skeleton = load.skeleton(config, job.model) if model is None else model
+    names = sites.resolve_names(skeleton, job.capture.sites, job.capture.layers)
+    context = _context(job, load.context_limit(config), load.MAX_CONTEXT)
+    if tokenizer is None and (model is None or job.tokens.tokenizer is not None):
+        tokenizer = load.load_tokenizer(job.model, job.tokens.tokenizer)
+    dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
+    return _Model(
+        config=config,
+        names=names,
+        context=context,
+        dtype=dtype,
+        device=load.resolve_device(job.model) if model is None else load.device_of(model),
+        attention=str(skeleton.config._attn_implementation),
+        vocab_size=skeleton.get_input_embeddings().num_embeddings,
+        weight_bytes=load.weight_bytes(skeleton, dtype),
+        tokenizer=tokenizer,
+        fingerprint={
+            "model": load.model_fingerprint(job.model, config) if model is None else load.object_fingerprint(model),
+            "tokenizer": load.tokenizer_fingerprint(tokenizer),
+        },
+    )
+
+
+def _tokeniser(job: Job, model: _Model) -> Tokeniser:
+    return Tokeniser(
+        model.tokenizer,
+        data=job.data,
+        chat=job.chat,
+        tokens=job.tokens,
+        capture=job.capture,
+        context=model.context,
+        vocab_size=model.vocab_size,
+        bos_id=model.config.get_text_config().bos_token_id,
+        special_ids=_special_ids(model.config),
+    )
+
+
+def _context(job: Job, limit: int | None, default: int) -> int:
     if job.tokens.context == "auto":
-        return min(limit or MAX_CONTEXT, MAX_CONTEXT)
+        return min(limit or default, default)
     if limit is not None and job.tokens.context > limit:
         raise RequestError(
             f"tokens.context = {job.tokens.context}: the model was built for {limit} positions; "
