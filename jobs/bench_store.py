@@ -25,8 +25,8 @@ from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, Token
 from harvest.store import layout
 from harvest.store.attempt import AttemptWriter
 from harvest.store.files import Files
-from harvest.store.opening import open_files
 from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.opening import open_files
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 
 NAME, WIDTH, BATCH = "residual.15", 576, 4096
