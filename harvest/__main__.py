@@ -135,6 +135,8 @@ def _status(arguments: list[str]) -> int:
 
     try:
         result = app(arguments, standalone_mode=False)
+        if result == 130:  # what typer makes of an interrupt
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except HarvestError as error:
         return _say(str(error), error.status)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harvest.errors import RequestError
 
@@ -234,12 +234,13 @@ class RunSettings(Settings):
     attempts: int = Field(default=3, ge=1)
     overwrite: bool = False
 
-    @model_validator(mode="after")
-    def _no_secrets(self) -> RunSettings:
-        for key in self.storage:
+    @field_validator("storage")
+    @classmethod
+    def _no_secrets(cls, storage: dict[str, Any]) -> dict[str, Any]:
+        for key in storage:
             if any(word in key.lower() for word in SECRETS):
-                raise ValueError(f"storage.{key}: secrets are read from the environment only; leave it out")
-        return self
+                raise ValueError(f"{key}: secrets are read from the environment only; leave it out")
+        return storage
 
 
 class Job(Settings):

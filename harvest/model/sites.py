@@ -120,14 +120,17 @@ def resolve_names(model: Any, sites: Sequence[str], layers: str | Sequence[int])
     return tuple(names.values())
 
 
-def resolve_layers(layers: str | Sequence[int], n_layers: int) -> list[int]:
-    """True layer indices, rising and each once; negative ones count from the end."""
+def resolve_layers(layers: str | Sequence[int], n_layers: int, asked: str | None = None) -> list[int]:
+    """True layer indices, rising and each once; negative ones count from the end.
+
+    `asked`: the setting and its value, for the message, where it is not `capture.layers`.
+    """
     if layers == "all":
         return list(range(n_layers))
     for layer in layers:
         if not -n_layers <= int(layer) < n_layers:
             raise RequestError(
-                f"capture.layers = {list(layers)}: the model has {n_layers} layers; "
+                f"{asked or f'capture.layers = {list(layers)}'}: the model has {n_layers} layers; "
                 f"allowed are 0 to {n_layers - 1}, or -{n_layers} to -1 from the end; {layer} is none of them"
             )
     return sorted({int(layer) % n_layers for layer in layers})
@@ -139,11 +142,11 @@ def _site_and_layers(site: str, chosen: list[int], n_layers: int) -> tuple[str, 
         return site, chosen
     plain, _, layer = site.partition(".")
     if plain in SITES and layer.removeprefix("-").isdecimal():
-        return plain, resolve_layers([int(layer)], n_layers)
+        return plain, resolve_layers([int(layer)], n_layers, f"capture.sites = {site!r}")
     if site.startswith("blocks."):
         _, layer, hook = [*site.split(".", 2), ""][:3]
         if layer.isdecimal() and hook in TRANSFORMER_LENS:
-            return TRANSFORMER_LENS[hook], resolve_layers([int(layer)], n_layers)
+            return TRANSFORMER_LENS[hook], resolve_layers([int(layer)], n_layers, f"capture.sites = {site!r}")
     if site in LATER_SITES or site.startswith(("blocks.", "module:", "module_input:")):
         raise NotBuiltError(f"capture.sites = {site!r}: not built in this version; allowed are {', '.join(SITES)}")
     raise RequestError(f"capture.sites = {site!r}: no such site; this model has {', '.join(SITES)}")
