@@ -1,0 +1,352 @@
+"""The commands as people use them: exit statuses, one line for every wrong request, nothing written by any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plainrun import read_plain, snapshot
+from runcase import jsonl
+from tiny import byte_tokenizer, tiny_llama
+
+import harvest
+from harvest.__main__ import _status
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and texts, which no test changes."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny_llama(vocab=300).save_pretrained(folder / "model")
+    byte_tokenizer().save_pretrained(folder / "model")
+    jsonl(folder / "texts.jsonl", [{"text": f"text {i}", "url": "u"} for i in range(10)])
+    return folder
+
+
+@pytest.fixture
+def job(place: Path, tmp_path: Path) -> Path:
+    """A job file beside which nothing else lies."""
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f'[model]\nname = "{place}/model"\n[data]\npath = "{place}/texts.jsonl"\n'
+        f'[store]\nshard_documents = 4\n[run]\npath = "{tmp_path}/run"\nthreads = 1\n'
+    )
+    return path
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`harvest ...` in this process: (exit status, stdout, stderr)."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the test's own handlers stay
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = _status([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def refuses(command: Command, folder: Path, *arguments: Any, names: tuple[str, ...]) -> str:
+    """The command ends with 2, one line on stderr that holds `names`, and nothing changed in the folder."""
+    before = snapshot(folder)
+    status, out, err = command(*arguments)
+    assert (status, out) == (2, ""), (status, out, err)
+    assert err.startswith("harvest: ")
+    assert err.count("\n") == 1
+    assert len(err) < 600
+    assert "Traceback" not in err
+    assert "hunter2" not in err
+    for name in names:
+        assert name in err, (name, err)
+    assert snapshot(folder) == before
+    return err
+
+
+# ---- what works ------------------------------------------------------------------------------------------------------
+
+
+def test_plan_run_status_and_verify_of_one_job(command: Command, job: Path, tmp_path: Path) -> None:
+    status, out, _ = command("plan", job)
+    assert status == 0
+    assert "10" in out
+    assert not (tmp_path / "run").exists()
+    assert command("run", job)[0] == 0
+    plain = read_plain(tmp_path / "run")
+    assert (plain.complete, len(plain.records), len(plain.documents)) == (True, 3, 10)
+    assert command("status", tmp_path / "run")[0] == 0
+    assert command("verify", tmp_path / "run")[0] == 0
+
+
+def test_json_of_every_command_parses_and_tells_the_same_as_the_disk(
+    command: Command, job: Path, place: Path, tmp_path: Path
+) -> None:
+    planned = json.loads(command("plan", job, "--json")[1])
+    assert (planned["documents"], planned["shards"]) == (10, 3)
+    ran = json.loads(command("run", job, "--json")[1])
+    plain = read_plain(tmp_path / "run")
+    rows = len(plain.rows["residual.0"])
+    assert (ran["rows"], ran["documents"], ran["shards"]) == (rows, 10, 3)
+    assert planned["tokens"] == rows, "exact: all documents are among the first 256"
+    stands = json.loads(command("status", tmp_path / "run", "--json")[1])
+    assert (stands["state"], stands["rows"], stands["missing"]) == ("complete", rows, 0)
+    assert json.loads(command("verify", tmp_path / "run", "--json")[1])["damaged"] is False
+    found = json.loads(command("sites", place / "model", "--json")[1])
+    assert found["layers"] == 3
+    assert found["sites"]["residual"]["width"] == 16
+
+
+def test_a_finished_run_run_again_changes_no_file(command: Command, job: Path, tmp_path: Path) -> None:
+    assert command("run", job)[0] == 0
+    before = snapshot(tmp_path / "run")
+    for again in (("run", job), ("plan", job), ("status", tmp_path / "run"), ("verify", tmp_path / "run")):
+        assert command(*again)[0] == 0
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ("capture.layers=[0]", ["residual.0"]),
+        ("capture.layers=all", ["residual.0", "residual.1", "residual.2"]),
+        ('capture.sites=["mlp", "residual.1"]', ["mlp.0", "mlp.1", "mlp.2", "residual.1"]),
+    ],
+)
+def test_set_takes_toml_and_plain_text(
+    setting: str, names: list[str], command: Command, job: Path, tmp_path: Path
+) -> None:
+    status, _, err = command("run", job, "--set", setting, "--set", "data.limit = 1")
+    assert status == 0, err
+    plain = read_plain(tmp_path / "run")
+    assert sorted(plain.rows) == sorted(names)
+    assert len(plain.documents) == 1
+
+
+def test_damage_ends_verify_with_1_and_names_the_object(command: Command, job: Path, tmp_path: Path) -> None:
+    command("run", job)
+    target = next((tmp_path / "run/shards").glob("f00000-s000001.*")) / "residual.1/c.0.0"
+    content = bytearray(target.read_bytes())
+    content[5] ^= 1
+    target.write_bytes(content)
+    status, _, err = command("verify", tmp_path / "run")
+    assert status == 1
+    assert "f00000-s000001" in err.splitlines()[-1]
+
+
+def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, job: Path, tmp_path: Path) -> None:
+    jsonl(tmp_path / "bad.jsonl", [{"text": "a"}, {"text": None}])
+    status, _, err = command("run", job, "--set", f"data.path={tmp_path}/bad.jsonl")
+    assert status == 1
+    assert "document 1 (bad.jsonl, row 1): null" in err.splitlines()[-1]
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (["capture.layers=[99]"], ("capture.layers", "99", "0 to 2")),
+        (["capture.layers=[-4]"], ("capture.layers", "-4")),
+        (["capture.layers=[]"], ("capture.layers",)),
+        (['capture.sites=["residul"]'], ("residul", "residual")),
+        (['capture.sites=["router"]'], ("router", "residual")),
+        (['capture.sites=["residual.7"]'], ("capture.sites = 'residual.7'", "0 to 2")),
+        (["model.dtype=float8"], ("model.dtype", "float8", "bfloat16")),
+        (["model.device=warp"], ("model.device", "warp")),
+        (["model.name=/nowhere/model"], ("model.name", "/nowhere/model")),
+        (["store.dtype=float8"], ("store.dtype", "float8")),
+        (["store.chunk_mb=0"], ("store.chunk_mb", "0")),
+        (["tokens.context=0"], ("tokens.context", "0")),
+        (["tokens.context=65"], ("tokens.context", "65", "64")),
+        (["tokens.context=-3"], ("tokens.context", "-3")),
+        (["tokens.batch=0"], ("tokens.batch", "0")),
+        (["tokens.bos=maybe"], ("tokens.bos", "maybe", "window")),
+        (["data.path=/nowhere/texts.jsonl"], ("data.path", "/nowhere/texts.jsonl")),
+        (["data.text=body"], ("body", "text", "url")),
+        (['data.keep=["label"]'], ("label", "text", "url")),
+        (["data.messages=text"], ("data.messages", "chat")),
+        (["data.limit=0"], ("data.limit", "0")),
+        (["data.sample=1.5"], ("data.sample", "1.5")),
+        (["data.ids=text", "data.text=text"], ("text", "ids")),
+        (["data.txet=text"], ("data.txet", "did you mean text")),
+        (["dota.path=x"], ("dota", "data")),
+        (["run.path=''"], ("run.path",)),
+        (["run.attempts=0"], ("run.attempts", "0")),
+        (["run.storage.secret_access_key=hunter2"], ("run.storage: secret_access_key", "environment")),
+        (["run.storage.endpoint_url=http://x"], ("run.storage.endpoint_url",)),
+        (["run.workers=2"], ("run.workers", "2", "not built")),
+        (["run.executor=ray"], ("run.executor", "not built")),
+        (["store.dtype=int8"], ("store.dtype", "not built")),
+        (["store.compression=zstd"], ("store.compression", "not built")),
+        (["tokens.batching=packed"], ("tokens.batching", "not built")),
+        (['capture.pool=["mean"]'], ("capture.pool", "not built")),
+        (["statistics.covariance=true"], ("statistics.covariance", "not built")),
+        (["model.adapter=x"], ("model.adapter", "not built")),
+        (["store.memory_gb=0.001"], ("store.memory_gb", "0.001")),
+        (["capture.store=false", "statistics.moments=false"], ("capture.store",)),
+        (["capture.layers"], ("--set", "key.sub=value")),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_one_line_before_the_model_loads(
+    what: str,
+    settings: list[str],
+    names: tuple[str, ...],
+    command: Command,
+    job: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from harvest.model import load
+
+    monkeypatch.setattr(load, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    refuses(command, tmp_path, what, job, *overrides, names=names)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (None, ("job.toml", "no such file")),
+        ("[model\n", ("job.toml", "TOML")),
+        ("\xff\xfe", ("job.toml",)),
+        ("", ("model", "missing")),
+        ('[model]\nname = "x"\n[data]\npath = "y"\n', ("run", "missing")),
+        ('[model]\nname = 3\n[data]\npath = "y"\n[run]\npath = "r"\n', ("model.name", "3")),
+    ],
+    ids=["missing", "torn", "binary", "empty", "without run", "number"],
+)
+def test_a_job_file_that_is_none_is_refused(
+    text: str | None, names: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    refuses(command, tmp_path, "run", path, names=names)
+
+
+def test_a_folder_that_is_not_for_this_run_is_refused_untouched(command: Command, job: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    refuses(command, tmp_path, "run", job, names=("run.path", "not a folder"))
+    (tmp_path / "run").unlink()
+    (tmp_path / "run/sub").mkdir(parents=True)
+    (tmp_path / "run/sub/thesis.tex").write_text("mine")
+    refuses(command, tmp_path, "run", job, names=("run.path", "thesis.tex"))
+    refuses(command, tmp_path, "run", job, "--set", "run.overwrite=true", names=("run.path", "thesis.tex"))
+    other = tmp_path / "other"
+    assert command("run", job, "--set", f"run.path={other}")[0] == 0
+    refuses(command, tmp_path, "run", job, "--set", f"run.path={other}", "--set", "data.seed=1", names=("data.seed",))
+
+
+def test_a_run_that_another_process_works_on_is_refused(command: Command, job: Path, tmp_path: Path) -> None:
+    command("run", job, "--set", "data.limit=4")
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        from harvest.store import lease
+
+        held = json.loads((tmp_path / "run/coordinator.json").read_text())
+        started = lease.process_start(sleeper.pid)
+        held.update(pid=sleeper.pid, started=started, released=False, heartbeat=time.time(), life="00c0ffee")
+        (tmp_path / "run/coordinator.json").write_text(json.dumps(held))
+        refuses(command, tmp_path, "run", job, "--set", "data.limit=8", names=(str(sleeper.pid), held["host"]))
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert command("run", job, "--set", "data.limit=8")[0] == 0, "its process is gone: no need to wait a minute"
+
+
+def test_a_disk_too_small_for_the_plan_is_refused(
+    command: Command, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harvest.store.local import LocalFiles
+
+    monkeypatch.setattr(LocalFiles, "free_bytes", lambda self: 1000)
+    refuses(command, tmp_path, "run", job, names=("run.path", "free"))
+
+
+@pytest.mark.parametrize("what", ["status", "verify"])
+def test_a_folder_that_holds_no_run_is_refused_by_the_readers(what: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    refuses(command, tmp_path, what, tmp_path, names=("not a run",))
+    refuses(command, tmp_path, what, tmp_path / "absent", names=("not a run",))
+    refuses(command, tmp_path, what, tmp_path / "notes.txt", names=("notes.txt",))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("directions", "x"),
+        ("report", "x"),
+        ("export", "npy", "x", "y"),
+        ("verify", "x", "--repair"),
+        ("sites", "/nowhere/model"),
+        ("frobnicate",),
+        ("run",),
+        ("run", "job.toml", "--frobnicate"),
+    ],
+    ids=str,
+)
+def test_commands_that_cannot_be_are_one_line(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
+    refuses(command, tmp_path, *arguments, names=())
+
+
+# ---- real processes ----------------------------------------------------------------------------------------------
+
+
+def process(*arguments: Any, **more: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "harvest", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_with_130_and_the_same_command_resumes(
+    number: signal.Signals, command: Command, job: Path, tmp_path: Path
+) -> None:
+    jsonl(tmp_path / "long.jsonl", [{"text": f"text {i}"} for i in range(400)])
+    arguments = ("run", job, "--set", f"data.path={tmp_path}/long.jsonl")
+    life = process(*arguments)
+    while life.poll() is None and len(list((tmp_path / "run/ledger").glob("f*.json"))) < 3:
+        time.sleep(0.01)
+    life.send_signal(number)
+    out, err = life.communicate(timeout=60)
+    assert (life.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "harvest: interrupted; the same command resumes"
+    assert "Traceback" not in err
+    half = read_plain(tmp_path / "run")
+    assert 3 <= len(half.records) < 100
+    lease = json.loads((tmp_path / "run/coordinator.json").read_text())
+    assert lease["released"], "nobody has to wait for this life"
+    assert harvest.open(tmp_path / "run").complete is False
+    assert command(*arguments)[0] == 0
+    whole = read_plain(tmp_path / "run")
+    assert [row["document"] for row in whole.documents] == list(range(400))
+    assert {key: whole.records[key] for key in half.records} == half.records, "what was committed stays as it was"
+
+
+def test_a_process_says_what_it_did_and_ends_with_its_status(job: Path, tmp_path: Path) -> None:
+    life = process("run", job)
+    out, err = life.communicate(timeout=120)
+    assert life.returncode == 0, err
+    assert "rows" in out
+    assert "\x1b" not in err + out, "plain where nobody watches"
+    assert read_plain(tmp_path / "run").complete
