@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from harvest.errors import DocumentError
+from harvest.errors import DocumentError, WorkError
 from harvest.pipeline import Pipeline, Watch, describe
 from harvest.plan import Plan
-from harvest.records import Assignment, ShardText
+from harvest.records import Assignment, ShardRecord, ShardText
 from harvest.runtime.progress import Observer
 from harvest.runtime.schedule import ReadFacts, Schedule
 from harvest.store.files import Files
@@ -59,7 +59,7 @@ class _Inline:
                 with self._lock:
                     if outcome.record is not None:
                         self._lease.check()
-                        self._ledger.commit(outcome.record)
+                        self._commit(outcome.assignment, outcome.record)
                         self._schedule.committed(outcome.record)
                         self._observer.committed(outcome.record)
                     else:
@@ -68,6 +68,12 @@ class _Inline:
                     self._lease.heartbeat(
                         self._schedule.running, {f.shard.key: f.error for f in self._schedule.failures}
                     )
+
+    def _commit(self, assignment: Assignment, record: ShardRecord) -> None:
+        try:
+            self._ledger.commit(record)
+        except OSError as error:  # a disk that takes no record ends the run: by the name of the shard
+            raise WorkError(describe(assignment, error)) from error
 
     def _assignments(self) -> Iterator[Assignment]:
         while True:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from plainrun import PlainRun, attempts_without_record, first_difference, read_plain
 from runcase import Died, Failing, bury, install, job, jsonl, write_texts
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
-from harvest.errors import HarvestError
+from harvest.errors import HarvestError, RequestError, WorkError
 from harvest.verify import verify_run
 
 MODEL, TOKENIZER = tiny_llama(layers=2, vocab=300), byte_tokenizer()
@@ -141,6 +142,7 @@ def test_objects_of_known_and_unknown_length_resume(
         ({"max_tokens": 1}, {"max_tokens": 45}),
         ({"max_tokens": 41}, {}),
         ({"limit": 7, "max_tokens": 45}, {"limit": 8, "max_tokens": 200}),
+        ({"limit": 2, "sample": 0.6}, {"limit": 4, "sample": 0.6}),
     ],
 )
 @pytest.mark.parametrize("at", [None, 2, 5, 12])
@@ -197,3 +199,44 @@ def test_several_files_of_unequal_length_are_stored_once_each(tmp_path: Path, mo
     assert life(tmp_path / "run", None, 40, monkeypatch=monkeypatch, **data)
     once(tmp_path / "run", **data)
     check(tmp_path / "run", expected)
+
+
+def test_a_record_that_cannot_be_written_is_a_failure_that_names_the_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = clean(tmp_path / "clean", list(TEXTS))
+
+    class Failed(Failing):
+        def operation(self, what: str) -> bool:
+            super().operation(what)
+            return what == "create ledger/f00000-s000001.json"
+
+    with monkeypatch.context() as patch:
+        install(patch, lambda files: Failed(files, dies=False))
+        with pytest.raises(WorkError, match=r"shard f00000-s000001: OSError: .*Input/output error"):
+            once(tmp_path / "run", list(TEXTS))
+    once(tmp_path / "run", list(TEXTS))
+    check(tmp_path / "run", expected)
+
+
+def test_sums_without_rows_are_those_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean(tmp_path / "rows", list(TEXTS))
+    sums = {**SMALL, "capture": {"layers": [1], "store": False}}
+    assert life(tmp_path / "sums", list(TEXTS), 20, monkeypatch=monkeypatch, **sums)
+    once(tmp_path / "sums", list(TEXTS), **sums)
+    tables = [pq.read_table(tmp_path / name / "statistics.parquet") for name in ("rows", "sums")]
+    assert tables[0].equals(tables[1])
+    assert not list((tmp_path / "sums/shards").rglob("tokens.parquet"))
+
+
+def test_a_run_in_memory_resumes_and_holds_the_rows_of_one_on_disk(tmp_path: Path) -> None:
+    expected = clean(tmp_path / "clean", list(TEXTS))
+    path: Any = "memory://exactly-once/run"
+    once(path, list(TEXTS), data={"limit": 4})
+    with pytest.raises(RequestError, match=r"data\.limit: 4 -> 3, which may only grow"):
+        once(path, list(TEXTS), data={"limit": 3})
+    once(path, list(TEXTS))
+    opened = harvest.open(path)
+    assert opened["residual.1"].numpy().tobytes() == expected.rows["residual.1"].tobytes()
+    assert opened.documents().to_pylist() == expected.documents
+    assert not verify_run(path).damaged
