@@ -16,7 +16,8 @@ demo: $(VENV)/demo-installed
 	@echo "Your own data or model: jobs/demo.toml, with --set data.path=... --set model.name=..."
 
 test: $(VENV)/test-installed lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not real"
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real
 
 lint: $(VENV)/test-installed
 	$(BIN)/ruff check .

