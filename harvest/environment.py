@@ -11,6 +11,16 @@ import torch
 import harvest
 
 
+def allow_open_files() -> None:
+    """Raises this process's soft limit on open files to its hard one: a shard holds a file open for every name."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def environment(device: str, threads: int) -> dict[str, str]:
     """What the last bits depend on besides the job: hardware, libraries, threads."""
     return {

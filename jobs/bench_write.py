@@ -21,7 +21,7 @@ import numpy as np
 
 from harvest.records import ArraySpec
 from harvest.store.attempt import AttemptWriter
-from harvest.store.files import open_files
+from harvest.store.opening import open_files
 
 WIDTH = 576
 ROWS_PER_APPEND = 4096

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from harvest.environment import allow_open_files
 from harvest.errors import DocumentError, WorkError
 from harvest.pipeline import Pipeline, Watch, describe
 from harvest.plan import Plan
@@ -29,6 +30,7 @@ def run_inline(
     """
     if schedule.finished:
         return
+    allow_open_files()
     threads = torch.get_num_threads()
     torch.set_num_threads(plan.resolved.threads)
     try:
