@@ -58,6 +58,8 @@ def remove_strays(files: Files, committed: Iterable[str], life: str = "") -> lis
             continue
         remove_attempt(files, attempt)
         removed.append(attempt)
+    if files.local:  # a life that was killed before it wrote into a new folder left it empty: no file tells of it
+        files.delete_tree(layout.SHARDS, only=lambda path: False)
     return removed
 
 

@@ -80,6 +80,14 @@ def test_many_lives_that_each_die_a_little_later_end_as_one_that_never_died(
     assert not verify_run(path).damaged
 
 
+def test_a_folder_that_a_dead_life_had_not_yet_filled_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert life(tmp_path / "run", list(TEXTS), 40, monkeypatch=monkeypatch)
+    empty = tmp_path / "run/shards/f00000-s000002.0123abcd-7"
+    (empty / "residual.1").mkdir(parents=True)
+    once(tmp_path / "run", list(TEXTS))
+    assert not empty.exists()
+
+
 def test_a_finished_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once(tmp_path / "run", list(TEXTS))
     made = install(monkeypatch, lambda files: Failing(files, None))
