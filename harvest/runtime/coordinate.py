@@ -152,10 +152,11 @@ class _Coordinator:
 
     def _open(self) -> dict[str, ShardRecord]:
         """Settles what earlier lives left; what stands committed afterwards is what this life builds on."""
-        if self.plan.job.run.overwrite:
-            folder.clear_run(self.files)
-        earlier = self.ledger.read_run()
         record = run_record(self.plan)
+        if self.plan.job.run.overwrite:
+            folder.clear_run(self.files, keep_run=True)
+            self.ledger.replace_run(record)
+        earlier = self.ledger.read_run()
         if earlier is None:
             self.ledger.create_run(record)
         else:

@@ -70,10 +70,12 @@ def _record_text(files: Files, key: str) -> str:
         return ""
 
 
-def clear_run(files: Files) -> list[str]:
+def clear_run(files: Files, *, keep_run: bool = False) -> list[str]:
     """Removes an earlier run's own files, for `run.overwrite`; returns what stays because no run wrote it.
 
-    Call it with the lease held, which stays. Raises RequestError, touching nothing, where there is no run.
+    Call it with the lease held, which stays. `keep_run` leaves run.json for a caller that replaces it: without one,
+    a folder with someone else's files beside ours would be no run's, and be refused to the next life. Raises
+    RequestError, touching nothing, where there is no run.
     """
     if not require_run_or_empty(files):
         return []
@@ -81,5 +83,6 @@ def clear_run(files: Files) -> list[str]:
         files.delete(path)
     for folder in (layout.LEDGER, layout.DIRECTIONS, layout.SHARDS):
         files.delete_tree(folder, only=layout.is_ours)
-    files.delete(layout.RUN)
+    if not keep_run:
+        files.delete(layout.RUN)
     return foreign(files)

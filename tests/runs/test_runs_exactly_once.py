@@ -88,6 +88,20 @@ def test_a_folder_that_a_dead_life_had_not_yet_filled_goes_too(tmp_path: Path, m
     assert not empty.exists()
 
 
+def test_a_run_that_is_begun_anew_may_die_at_any_operation_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = clean(tmp_path / "clean", TEXTS[:4])
+    anew, at, reached = {"run": {"overwrite": True}}, 0, True
+    while reached:
+        path = tmp_path / f"run-{at}"
+        once(path, list(TEXTS))
+        (path / "notes.txt").write_text("mine")
+        reached = life(path, TEXTS[:4], at, monkeypatch=monkeypatch, **anew)
+        once(path, TEXTS[:4], **anew)
+        check(path, expected)
+        assert (path / "notes.txt").read_text() == "mine"
+        at += 1 if at < 12 else 9
+
+
 def test_a_finished_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once(tmp_path / "run", list(TEXTS))
     made = install(monkeypatch, lambda files: Failing(files, None))

@@ -78,7 +78,7 @@ def fate(record: Any) -> tuple[str, int]:
     return "stored", len(text.encode()) + 1
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(records=MESSY, shard_documents=st.sampled_from([1, 4, 64]))
 def test_5_accounted_every_document_is_stored_or_skipped_with_a_reason(
     records: list[Any], shard_documents: int
