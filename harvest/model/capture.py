@@ -2,20 +2,24 @@
 
 Hooks sit on the modules themselves, never on `output_hidden_states` (whose last entry is normed). The
 forward stops as soon as the last wanted name has been seen, so later blocks and the head never run.
-No attention mask is passed: windows are padded on the right, where a causal model never looks.
+Windows are padded on the right, where a causal model never looks: only the others get an attention mask.
 Legend: B windows of a batch, T their padded length, d width of a name, n kept tokens.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from harvest.errors import DocumentError
-from harvest.model.sites import Name, trunk_of
+from harvest.errors import DocumentError, WorkError
+from harvest.model.architectures import needs_mask, unwrapped
+from harvest.model.modules import runs_of
+from harvest.model.points import Name
+from harvest.model.probe import first_tensor, received
 from harvest.records import Batch
 
 FEW_ROWS_PER_SPAN = 8
@@ -34,8 +38,10 @@ class Capture:
 
     def __init__(self, model: Any, names: Sequence[Name]) -> None:
         self.names = tuple(names)
-        self._model, self._trunk = model, trunk_of(model)
-        self._device = next(self._trunk.parameters()).device
+        self._model, self._runs = model, runs_of(model, names)
+        self._device = next(self._runs.parameters()).device
+        self._masked = needs_mask(model)
+        self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
         self._handles: list[Any] = []
         self._training: list[torch.nn.Module] = []
         self._wanted: set[str] = set()
@@ -47,8 +53,7 @@ class Capture:
         self._model.eval()
         try:
             for name in self.names:
-                module = self._trunk.get_submodule(name.module)
-                self._handles.append(module.register_forward_hook(self._hook(str(name))))
+                self._handles.append(self._register(unwrapped(self._model).get_submodule(name.module), name))
         except BaseException:
             self._leave()
             raise
@@ -77,33 +82,65 @@ class Capture:
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
             with torch.inference_mode():
-                self._trunk(input_ids=input_ids, use_cache=False)
+                self._runs(input_ids=input_ids, **self._mask(batch), **self._arguments)
         except _Enough:
             pass
-        assert not self._wanted, f"modules that never ran: {sorted(self._wanted)}"
+        if self._wanted:
+            raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
+
+    def _mask(self, batch: Batch) -> dict[str, torch.Tensor]:
+        length = batch.input_ids.shape[1]
+        if not self._masked or int(batch.lengths.min()) == length:
+            return {}
+        real_BT = torch.arange(length)[None] < torch.from_numpy(batch.lengths)[:, None]
+        return {"attention_mask": real_BT.long().to(self._device, non_blocking=True)}
 
     def wait(self) -> None:
         """Returns once every copy has arrived."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _hook(self, name: str) -> Any:
-        def take(_module: torch.nn.Module, _args: Any, output: Any) -> None:
-            if name not in self._wanted:  # a module that a block calls twice: the first output counts
-                return
-            hidden_BTd = output[0] if isinstance(output, tuple) else output
-            copy_rows(hidden_BTd, self._batch, self._into[name], name)
-            self._wanted.discard(name)
-            if not self._wanted:
-                raise _Enough
+    def _register(self, module: torch.nn.Module, name: Name) -> Any:
+        if name.reads == "output":
+            return module.register_forward_hook(lambda _module, _args, output: self._take(name, output))
+        return module.register_forward_pre_hook(
+            lambda _module, args, kwargs: self._take(name, received(args, kwargs)), with_kwargs=True
+        )
 
-        return take
+    def _take(self, name: Name, value: Any) -> None:
+        key = str(name)
+        if key not in self._wanted:  # a module that a block calls twice: the first time counts
+            return
+        assert self._batch is not None
+        hidden_BTd = first_tensor(value)
+        if name.scale != 1.0:
+            hidden_BTd = hidden_BTd * name.scale
+        copy_rows(_one_row_per_token(hidden_BTd, self._batch, name), self._batch, self._into[key], key)
+        self._wanted.discard(key)
+        if not self._wanted:
+            raise _Enough
 
 
-def copy_rows(hidden_BTd: torch.Tensor, batch: Batch | None, into: torch.Tensor, name: str) -> None:
-    """Copies the kept tokens of a batch to their rows of `into` [rows, d], converting to its dtype."""
-    assert batch is not None
-    flat = hidden_BTd.flatten(0, 1)
+def _takes(module: torch.nn.Module, argument: str) -> bool:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(parameter.name == argument or parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _one_row_per_token(hidden: torch.Tensor, batch: Batch, name: Name) -> torch.Tensor:
+    """[B * T, d] of what a module gave as [B, T, ...] or, as in a mixture of experts, as [B * T, ...]."""
+    tokens = batch.input_ids.size
+    if tuple(hidden.shape[:2]) == batch.input_ids.shape or hidden.shape[0] == tokens:
+        flat = hidden.reshape(tokens, -1)
+        if flat.shape[1] == name.width:
+            return flat
+    raise WorkError(
+        f"{name}: the module gave {tuple(hidden.shape)} for {batch.input_ids.shape} tokens; "
+        f"expected is one vector of {name.width} values per token"
+    )
+
+
+def copy_rows(flat: torch.Tensor, batch: Batch, into: torch.Tensor, name: str) -> None:
+    """Copies the kept tokens of a batch [B * T, d] to their rows of `into` [rows, d], converting to its dtype."""
     if len(batch.source) < FEW_ROWS_PER_SPAN * len(batch.spans):
         source = torch.from_numpy(batch.source).to(flat.device)
         taken = flat.index_select(0, source).to(into.dtype)

@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from harvest.config import ModelSettings, resolve_package
 from harvest.errors import RequestError
+from harvest.model.architectures import is_encoder
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
@@ -100,17 +101,20 @@ def load_config(settings: ModelSettings) -> Any:
 
 def skeleton(config: Any, settings: ModelSettings) -> Any:
     """The model on the meta device: its modules, sites and attention, in a second and without memory."""
-    head = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
     with _quiet(), _one_clear_line("model.name", settings.name), torch.device("meta"):
-        return head.from_config(config, **_attention(settings))
+        return _auto_class(config).from_config(config, **_attention(settings))
+
+
+def _auto_class(config: Any) -> Any:
+    with_head = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not is_encoder(config)
+    return AutoModelForCausalLM if with_head else AutoModel
 
 
 def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) -> Any:
     """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16); `config` from `load_config`."""
     checkpoint = locate(settings.name, settings.revision)
-    head = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
     with _quiet(), _one_clear_line("model.name", settings.name):
-        model = head.from_pretrained(
+        model = _auto_class(config).from_pretrained(
             checkpoint.where,
             config=config,
             dtype=DTYPES[dtype],

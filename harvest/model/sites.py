@@ -1,123 +1,37 @@
-"""Where in each architecture a site lies: one table, so that a name means the same on every model.
+"""Which names a model has, so that one means the same everywhere: sites of the table, modules of the user's.
 
-A *site* is a place in a block, a *name* is a site at a layer: `residual.12`. Layers are the true block
-indices of the model, counted from 0.
+A *site* is a place in a block, a *name* is a site at a layer: `residual.12`. Layers are the true block indices of
+the model, counted from 0.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from harvest.errors import RequestError
+from harvest.model.architectures import blocks_path, config_of, decoder_layers, trunk_of, unwrapped
+from harvest.model.modules import user_names, with_widths
+from harvest.model.points import MISLEADING, MODULES, OUTSIDE, SITES, TRANSFORMER_LENS, Name, has, point_of
 
-from harvest.errors import NotBuiltError, RequestError
-
-RESIDUAL, ATTN, MLP = "residual", "attn", "mlp"
-SITES = (RESIDUAL, ATTN, MLP)
-"""The sites that can be captured; each lies at the output of one module of the block."""
-
-LATER_SITES = (
-    "residual_pre",
-    "residual_mid",
-    "attn_contribution",
-    "mlp_contribution",
-    "attn_input",
-    "mlp_input",
-    "attn_heads",
-    "mlp_neurons",
-    "router",
-    "embedding",
-    "final_norm",
-)
-"""Sites of the documented interface that are refused by name until they are built."""
-
-TRANSFORMER_LENS = {"hook_resid_post": RESIDUAL}
-"""`blocks.L.<key>` is accepted for the site."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """Where the blocks of a family are, below its trunk (`model.base_model`), and what is in a block."""
-
-    blocks: str
-    """Path from the trunk to the list of blocks."""
-    attn: str
-    """Attention module within a block: its output is what `o_proj` returns."""
-    mlp: str
-    """MLP module within a block: its output is what `down_proj` returns."""
-
-
-_LLAMA = Architecture(blocks="layers", attn="self_attn", mlp="mlp")
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "phi3": _LLAMA,
-    "gpt2": Architecture(blocks="h", attn="attn", mlp="mlp"),
-    "gpt_neox": Architecture(blocks="layers", attn="attention", mlp="mlp"),
-}
-"""By `config.model_type`. A family joins when a test compares every site of it with plain hooks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
-    """One vector per token: a site at a layer, and the module whose output it is."""
-
-    site: str
-    layer: int
-    """True index of the block."""
-    module: str
-    """Path of the module below the trunk."""
-    width: int
-    """Values of a row."""
-
-    def __str__(self) -> str:
-        return f"{self.site}.{self.layer}"
-
-
-def trunk_of(model: Any) -> nn.Module:
-    """The part of a transformers model that ends before its head; PEFT wrappers are looked through."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    trunk: nn.Module = getattr(inner, "base_model", inner)
-    return trunk
-
-
-def architecture_of(model: Any) -> Architecture:
-    """The table's entry for a model; RequestError names what is supported where there is none."""
-    model_type = model.config.model_type
-    if model_type not in ARCHITECTURES:
-        raise RequestError(
-            f"model.name: architecture {model_type!r} is not supported yet; supported are {', '.join(ARCHITECTURES)}"
-        )
-    return ARCHITECTURES[model_type]
-
-
-def decoder_layers(model: Any) -> nn.ModuleList:
-    """The model's blocks, first to last; RequestError for an architecture that is not in the table."""
-    blocks = trunk_of(model).get_submodule(architecture_of(model).blocks)
-    assert isinstance(blocks, nn.ModuleList)
-    return blocks
+__all__ = ["SITES", "Name", "decoder_layers", "resolve_layers", "resolve_names", "sites_of", "trunk_of"]
 
 
 def resolve_names(model: Any, sites: Sequence[str], layers: str | Sequence[int]) -> tuple[Name, ...]:
     """The names that a job asks for, site by site in its order, layers rising, each once.
 
-    Works on a model whose weights are on the meta device. Raises RequestError for a site that the model
-    does not have and for a layer beyond its ends, naming what is allowed.
+    Works on a model whose weights are on the meta device. With `layers="all"` a site is taken at every layer that has
+    it. Raises RequestError for a site or module that the model does not have and for a layer beyond its ends, naming
+    what is allowed.
     """
-    architecture, n_layers = architecture_of(model), len(decoder_layers(model))
-    width = int(model.config.get_text_config().hidden_size)
-    chosen = resolve_layers(layers, n_layers)
+    found = _Sites(model)
+    resolve_layers(layers, found.n_layers)
     names: dict[str, Name] = {}
-    for site in sites:
-        plain, at = _site_and_layers(site, chosen, n_layers)
-        for layer in at:
-            name = Name(site=plain, layer=layer, module=_module(architecture, plain, layer), width=width)
+    for asked in sites:
+        for name in found.names(asked, layers):
             names.setdefault(str(name), name)
-    return tuple(names.values())
+    return with_widths(model, list(names.values()))
 
 
 def resolve_layers(layers: str | Sequence[int], n_layers: int, asked: str | None = None) -> list[int]:
@@ -136,46 +50,122 @@ def resolve_layers(layers: str | Sequence[int], n_layers: int, asked: str | None
     return sorted({int(layer) % n_layers for layer in layers})
 
 
-def _site_and_layers(site: str, chosen: list[int], n_layers: int) -> tuple[str, list[int]]:
-    """A site of the job, in our spelling (`attn`, or `attn.15` for one layer) or TransformerLens', with its layers."""
-    if site in SITES:
-        return site, chosen
-    plain, _, layer = site.partition(".")
-    if plain in SITES and layer.removeprefix("-").isdecimal():
-        return plain, resolve_layers([int(layer)], n_layers, f"capture.sites = {site!r}")
-    if site.startswith("blocks."):
-        _, layer, hook = [*site.split(".", 2), ""][:3]
-        if layer.isdecimal() and hook in TRANSFORMER_LENS:
-            return TRANSFORMER_LENS[hook], resolve_layers([int(layer)], n_layers, f"capture.sites = {site!r}")
-    if site in LATER_SITES or site.startswith(("blocks.", "module:", "module_input:")):
-        raise NotBuiltError(f"capture.sites = {site!r}: not built in this version; allowed are {', '.join(SITES)}")
-    raise RequestError(f"capture.sites = {site!r}: no such site; this model has {', '.join(SITES)}")
+class _Sites:
+    """The sites of one model; asked about each entry of `capture.sites` in turn."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.inner, self.trunk = model, unwrapped(model), trunk_of(model)
+        self.blocks = decoder_layers(model)
+        self.n_layers = len(self.blocks)
+        self.hidden = int(config_of(model).hidden_size)
+        trunk = next(path for path, module in self.inner.named_modules() if module is self.trunk)
+        self.prefix = f"{trunk}." if trunk else ""
+        self.block = f"{self.prefix}{blocks_path(model)}."
+        self.available = [site for site in SITES if not isinstance(self.layers_of(site), str)]
+
+    def layers_of(self, site: str) -> list[int] | str:
+        """The layers that have a site (none are counted for a site outside the blocks), or why no layer has."""
+        point = point_of(self.model, site)
+        if isinstance(point, str):
+            return point
+        if site in OUTSIDE:
+            return [] if has(self.trunk, point.module) else "it has no such part"
+        layers = [layer for layer, block in enumerate(self.blocks) if has(block, point.module)]
+        return layers or "none of its blocks has such a part"
+
+    def names(self, asked: str, layers: str | Sequence[int]) -> list[Name]:
+        """The names of one entry of `capture.sites`; the width of a module of the user's is still 0."""
+        if asked.partition(":")[0] in MODULES and ":" in asked:
+            return user_names(self.model, asked, resolve_layers(layers, self.n_layers), every=layers == "all")
+        site, layer = _split(asked)
+        if site not in SITES or (site in OUTSIDE and layer is not None):
+            raise RequestError(f"capture.sites = {asked!r}: {MISLEADING.get(site, 'no such site')}; {self._has()}")
+        having = self.layers_of(site)
+        if isinstance(having, str):
+            kind = self.model.config.model_type
+            raise RequestError(f"capture.sites = {asked!r}: {kind!r} has none: {having}; {self._has()}")
+        if site in OUTSIDE:
+            return [self._outside(site)]
+        setting = f"capture.sites = {asked!r}"
+        if layer is not None:
+            chosen = resolve_layers([layer], self.n_layers, setting)
+        else:
+            chosen = having if layers == "all" else resolve_layers(layers, self.n_layers)
+        if lacking := sorted({*chosen} - {*having}):
+            raise RequestError(f"{setting}: layers {_list(lacking)} have none; allowed are {_list(having)}")
+        return [self._in_block(site, at) for at in chosen]
+
+    def _in_block(self, site: str, layer: int) -> Name:
+        point = point_of(self.model, site)
+        assert not isinstance(point, str)
+        path = f"{self.block}{layer}" + (f".{point.module}" if point.module else "")
+        scale = float(getattr(self.blocks[layer], point.scale)) if point.scale else 1.0
+        return Name(site=site, layer=layer, module=path, width=self._width(site, path), reads=point.reads, scale=scale)
+
+    def _outside(self, site: str) -> Name:
+        point = point_of(self.model, site)
+        assert not isinstance(point, str)
+        return Name(site=site, layer=None, module=f"{self.prefix}{point.module}", width=self.hidden, reads=point.reads)
+
+    def _width(self, site: str, path: str) -> int:
+        """Of a site in a block, from the module that reads or writes it."""
+        module: Any = self.inner.get_submodule(path)
+        if site in ("attn_heads", "mlp_neurons"):  # GPT-2's own linear module calls it nx
+            return int(module.in_features if hasattr(module, "in_features") else module.nx)
+        return int(module.weight.shape[0]) if site == "router" else self.hidden
+
+    def _has(self) -> str:
+        return f"this model has {', '.join(self.available)}, module:PATH, module_input:PATH"
 
 
-def _module(architecture: Architecture, site: str, layer: int) -> str:
-    block = f"{architecture.blocks}.{layer}"
-    return {RESIDUAL: block, ATTN: f"{block}.{architecture.attn}", MLP: f"{block}.{architecture.mlp}"}[site]
+def _split(asked: str) -> tuple[str, int | None]:
+    """A site of the job with its layer: ours (`attn`, or `attn.15` for one layer) or TransformerLens'."""
+    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)", asked):
+        hook = match[2]
+        return TRANSFORMER_LENS.get(hook, hook if hook in MISLEADING else asked), int(match[1])
+    if match := re.fullmatch(r"([a-z_]+)\.(-?\d+)", asked):
+        return match[1], int(match[2])
+    return asked, None
+
+
+def _list(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
+# ---- harvest sites MODEL -----------------------------------------------------------------------------------------
 
 
 def sites_of(name: str) -> dict[str, Any]:
-    """What can be captured from a model, from its config alone: site -> width and module; plain values."""
+    """What can be captured from a model, from its config alone: site -> width, module and layers; plain values."""
     from harvest.config import ModelSettings
     from harvest.model.load import load_config, skeleton  # loads transformers, which the table itself does not need
 
     settings = ModelSettings(name=name)
     model = skeleton(load_config(settings), settings)
-    architecture, blocks = architecture_of(model), decoder_layers(model)
-    names = resolve_names(model, SITES, [0])
+    found = _Sites(model)
     return {
         "model": name,
         "architecture": model.config.model_type,
-        "layers": len(blocks),
-        "sites": {
-            found.site: {
-                "width": found.width,
-                "module": _module(architecture, found.site, 0).replace(".0", ".{layer}", 1),
-                "layers": f"0 to {len(blocks) - 1}",
-            }
-            for found in names
-        },
+        "layers": found.n_layers,
+        "sites": {site: _described(found.names(site, "all"), found.block) for site in found.available},
     }
+
+
+def _described(names: Sequence[Name], block: str) -> dict[str, Any]:
+    first = names[0]
+    module = first.module
+    if first.layer is not None:
+        module = f"{block}{{layer}}{module.removeprefix(f'{block}{first.layer}')}"
+    return {
+        "width": first.width,
+        "module": module if first.reads == "output" else f"input of {module}",
+        "layers": _ranges([name.layer for name in names if name.layer is not None]),
+    }
+
+
+def _ranges(layers: Sequence[int]) -> str | None:
+    """`0 to 31`, or every layer where some are left out; None without any."""
+    if not layers:
+        return None
+    whole = list(layers) == list(range(layers[0], layers[-1] + 1))
+    return f"{layers[0]} to {layers[-1]}" if whole else _list(layers)

@@ -1,0 +1,120 @@
+"""What each site is: the input or the output of one module, told from the table of architectures.
+
+None is computed from two values, so what is captured is what the model itself went on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from harvest.model.architectures import Architecture, architecture_of, config_of, says
+from harvest.model.probe import Side
+
+Layer = int | None
+MODULES: dict[str, Side] = {"module": "output", "module_input": "input"}
+"""`module:PATH` and `module_input:PATH`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    """One vector per token: a site, the layer it is at, and the point of the model where it is read."""
+
+    site: str
+    """As in SITES; `module` or `module_input` for a module of the user's."""
+    layer: Layer
+    """True index of the block; None for what lies outside the blocks and for a path without `{layer}`."""
+    module: str
+    """Path in the model."""
+    width: int
+    """Values of a row."""
+    reads: Side = "output"
+    """Which side of the module; of several values the first."""
+    scale: float = 1.0
+    """Factor on what is read: what a block multiplies with before it adds."""
+
+    def __str__(self) -> str:
+        if self.site in MODULES:
+            return f"{self.site}:{self.module}"
+        return self.site if self.layer is None else f"{self.site}.{self.layer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Where in a block, or in the trunk for a site without layers, a site is read."""
+
+    module: str
+    """Below the block or the trunk; empty for the block itself."""
+    reads: Side = "output"
+    scale: str | None = None
+    """Attribute of the block: the factor on what is read."""
+
+
+def _at(module: str | None, reads: Side = "output", scale: str | None = None) -> Point | None:
+    return None if module is None else Point(module=module, reads=reads, scale=scale)
+
+
+IN_BLOCK: dict[str, Callable[[Architecture], Point | None]] = {
+    "residual": lambda a: Point(module=""),
+    "residual_pre": lambda a: Point(module="", reads="input"),
+    "residual_mid": lambda a: _at(a.mid, "input"),
+    "attn": lambda a: _at(a.attn_out or a.attn),
+    "mlp": lambda a: _at(a.mlp_out or a.mlp),
+    "attn_contribution": lambda a: _at(a.after_attn or a.attn_out or a.attn, scale=a.scale),
+    "mlp_contribution": lambda a: _at(a.after_mlp or a.mlp_out or a.mlp, scale=a.scale),
+    "attn_input": lambda a: _at(a.attn, "input"),
+    "mlp_input": lambda a: _at(a.mlp, "input"),
+    "attn_heads": lambda a: _at(a.o_proj, "input"),
+    "mlp_neurons": lambda a: _at(a.down_proj, "input"),
+    "router": lambda a: _at(a.router),
+}
+OUTSIDE: dict[str, Callable[[Architecture], Point | None]] = {
+    "embedding": lambda a: Point(module=f"{a.blocks}.0", reads="input"),
+    "final_norm": lambda a: _at(a.final_norm),
+}
+"""Sites without layers: what enters block 0, and the normed state that the head reads."""
+SITES = (*IN_BLOCK, *OUTSIDE)
+"""Every site by name, beside `module:PATH` and `module_input:PATH`."""
+SUMS = ("residual_mid", "attn_contribution", "mlp_contribution")
+"""Sites that mean something only where the residual stream is the sum of what the sublayers add."""
+
+TRANSFORMER_LENS = {
+    "hook_resid_pre": "residual_pre",
+    "hook_resid_mid": "residual_mid",
+    "hook_resid_post": "residual",
+    "hook_attn_out": "attn_contribution",
+    "hook_mlp_out": "mlp_contribution",
+    "attn.hook_z": "attn_heads",
+    "mlp.hook_post": "mlp_neurons",
+}
+"""`blocks.L.<key>` is accepted for the site."""
+MISLEADING = {
+    "hook_mlp_in": "differs between versions of TransformerLens; use residual_mid or mlp_input",
+    "ln_final.hook_normalized": "lies before the norm's gain, where models have no module; use final_norm",
+}
+"""TransformerLens names that are refused, and why."""
+
+
+def point_of(model: Any, site: str) -> Point | str:
+    """Where a site is read on this model, or why the model has none; single blocks may still lack the module."""
+    architecture, config = architecture_of(model), config_of(model)
+    if architecture is None:  # only the output of a block is sure to mean what it should
+        return Point(module="") if site == "residual" else "its architecture is not in the table of sites"
+    if site in SUMS and says(architecture.post_norm, config):
+        return "a norm follows each sum in its blocks"
+    if site == "residual_mid" and says(architecture.parallel, config):
+        return "attention and MLP are parallel in its blocks"
+    point = (IN_BLOCK.get(site) or OUTSIDE[site])(architecture)
+    return "it has no such part" if point is None else point
+
+
+def has(module: nn.Module, path: str) -> bool:
+    """Whether there is a module at a path below."""
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Widths of arbitrary submodules, found by a forward without numbers: shapes alone are computed, no weight is read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+Side = Literal["input", "output"]
+PROBE = (3, 5)
+"""Sequences and tokens of the probe: odd enough to be told from heads and widths."""
+
+
+class _Enough(BaseException):
+    """Ends the probe: everything asked for has been seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What a probe saw of the modules it was asked about."""
+
+    shapes: Mapping[tuple[str, Side], tuple[int, ...] | None]
+    """(Path, side) -> shape of the first tensor of floats there; None where there is none."""
+    error: str | None
+    """Why the forward ended before all modules had run, if it failed."""
+
+
+def first_tensor(value: Any) -> Any:
+    """What a module returns or receives: the tensor itself, or the first entry of a tuple or of a model's output."""
+    while isinstance(value, tuple | list | Mapping) and len(value):
+        value = next(iter(value.values())) if isinstance(value, Mapping) else value[0]
+    return value
+
+
+def received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The first argument of a module's call, passed by position or by name."""
+    return first_tensor(args or tuple(value for value in kwargs.values() if isinstance(value, torch.Tensor)))
+
+
+def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]], **arguments: Any) -> Probed:
+    """Shapes at points (path in `model`, side) during a forward of `runs`, a part of `model`, over tokens."""
+    shapes: dict[tuple[str, Side], tuple[int, ...] | None] = {}
+
+    def see(point: tuple[str, Side], value: Any) -> None:
+        tensor = first_tensor(value)
+        is_row = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        shapes.setdefault(point, tuple(tensor.shape) if is_row else None)
+        if len(shapes) == len(points):
+            raise _Enough
+
+    error = None
+    with contextlib.ExitStack() as stack:
+        for point in points:
+            handle = _register(model.get_submodule(point[0]), point, see)
+            stack.callback(handle.remove)
+        try:
+            _forward(runs, **arguments)
+        except _Enough:
+            pass
+        except Exception as failed:  # any failure of foreign code: the caller names it, beside what was not seen
+            error = f"{type(failed).__name__}: {' '.join(str(failed).split())[:200]}"
+    return Probed(shapes=shapes, error=error)
+
+
+def _register(module: nn.Module, point: tuple[str, Side], see: Any) -> Any:
+    if point[1] == "output":
+        return module.register_forward_hook(lambda _m, _a, output: see(point, output))
+    return module.register_forward_pre_hook(
+        lambda _m, args, kwargs: see(point, received(args, kwargs)), with_kwargs=True
+    )
+
+
+def _forward(runs: nn.Module, **arguments: Any) -> None:
+    with _quiet_torch(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        state = {
+            name: torch.empty(
+                tensor.shape, dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype, device="meta"
+            )  # bfloat16: the shape rule of grouped matrix products knows no other
+            for name, tensor in [*runs.named_parameters(), *runs.named_buffers()]
+        }
+        ids = torch.zeros(PROBE, dtype=torch.long, device="meta")
+        torch.func.functional_call(runs, state, (), {"input_ids": ids, **arguments})
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """A shape rule that fails logs its traceback; the caller gets the error."""
+    import logging
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled

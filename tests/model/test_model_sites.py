@@ -1,0 +1,299 @@
+"""Every site of every family: what it is, by identities between sites, and what a batch may not change about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import CONFIGS, ENCODERS, EXPERTS, HIDDEN, LAYERS, NOT_IN_THE_TABLE, tiny_family
+from oracle import worst_error
+
+from harvest.errors import RequestError
+from harvest.model.architectures import ARCHITECTURES, WRAPPERS, decoder_layers
+from harvest.model.capture import Capture
+from harvest.model.points import SITES, Name
+from harvest.model.sites import resolve_names
+from harvest.records import Window
+from harvest.text.batch import sort_windows
+
+FAMILIES = [family for family in CONFIGS if family not in NOT_IN_THE_TABLE]
+TOLERANCE = 1e-5
+"""Relative to the row: other shapes of a product round by 1e-6 here, a wrong neighbour or layer is off by 0.1 to 1."""
+
+DENSE = set(SITES) - {"router"}
+MIXTURE = set(SITES) - {"mlp_neurons"}
+BOTH = DENSE | MIXTURE
+PARALLEL = DENSE - {"residual_mid"}
+POST_NORM = PARALLEL - {"attn_contribution", "mlp_contribution"}
+NO_LAST_NORM = POST_NORM - {"final_norm"}
+HAVE: dict[str, set[str]] = {
+    **dict.fromkeys(FAMILIES, DENSE),
+    **dict.fromkeys(["mixtral", "olmoe", "gpt_oss"], MIXTURE),
+    **dict.fromkeys(["qwen3_moe", "deepseek_v3"], BOTH),
+    **dict.fromkeys(["phi", "cohere", "gptj", "gpt_neox", "falcon", "falcon_new", "stablelm_parallel"], PARALLEL),
+    **dict.fromkeys(["bert", "roberta", "xlm-roberta", "opt_350m"], NO_LAST_NORM),
+    "bloom_post_norm": POST_NORM,
+    "mamba": {"residual", "residual_pre", "embedding", "final_norm"},
+}
+"""Family -> the sites it has, written down apart from the table of the package."""
+BLOCKS = {
+    **dict.fromkeys(FAMILIES, "model.layers"),
+    **dict.fromkeys(["gpt2", "gpt_neo", "gptj", "bloom", "bloom_post_norm"], "transformer.h"),
+    **dict.fromkeys(["falcon", "falcon_serial", "falcon_new"], "transformer.h"),
+    **dict.fromkeys(["gpt_neox", "gpt_neox_serial"], "gpt_neox.layers"),
+    **dict.fromkeys(["opt", "opt_350m"], "model.decoder.layers"),
+    **dict.fromkeys(["llava", "qwen2_vl", "qwen2_5_vl"], "language_model.layers"),
+    **dict.fromkeys(["bert", "roberta", "xlm-roberta"], "encoder.layer"),
+    "gemma3": "model.language_model.layers",
+    "mpt": "transformer.blocks",
+    "mamba": "backbone.layers",
+    "modernbert": "layers",
+}
+RNG = np.random.default_rng(7)
+DOCUMENTS = [RNG.integers(3, 60, length).tolist() for length in (6, 1, 13, 2, 10, 3, 13)] + [[5, 0, 0, 9, 1, 0], [0, 7]]
+"""Some hold the ids that pad, begin and end: they are tokens like others."""
+
+
+class Tiny:
+    """A family's model with every name of it, and what hooks saw of each document alone."""
+
+    def __init__(self, family: str) -> None:
+        self.family, self.model = family, tiny_family(family)
+        self.names = resolve_names(self.model, [site for site in SITES if site in HAVE[family]], "all")
+        self.alone = [alone(self.model, ids, self.names) for ids in DOCUMENTS]
+
+    def rows(self, name: str, document: int = 2) -> torch.Tensor:
+        return self.alone[document][name]
+
+    def module(self, name: str) -> Any:
+        return self.model.get_submodule(next(found.module for found in self.names if str(found) == name))
+
+    def layers(self, site: str) -> list[int]:
+        return [name.layer for name in self.names if name.site == site and name.layer is not None]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    return Tiny(request.param)
+
+
+def alone(model: Any, ids: list[int], names: tuple[Name, ...]) -> dict[str, torch.Tensor]:
+    """name -> [T, d] of one unpadded document in a whole forward without a mask, by hooks that know nothing else."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(name: Name, value: Any) -> None:
+        first = value[0] if isinstance(value, tuple) else value
+        seen.setdefault(str(name), first.detach().clone().reshape(len(ids), -1) * name.scale)
+
+    handles = []
+    for name in names:
+        module = model.get_submodule(name.module)
+        if name.reads == "output":
+            handles.append(module.register_forward_hook(lambda _m, _a, out, name=name: keep(name, out)))
+        else:
+            hook = lambda _m, args, kwargs, name=name: keep(name, args or kwargs["hidden_states"])  # noqa: E731
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    with torch.no_grad():
+        seen["last"] = model(torch.tensor([ids]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def captured(model: Any, names: tuple[Name, ...], documents: list[list[int]], tokens: int) -> dict[str, torch.Tensor]:
+    windows, row = [], 0
+    for number, ids in enumerate(documents):
+        keep = np.arange(len(ids), dtype=np.int32)
+        windows.append(Window(ids=np.array(ids, dtype=np.int32), keep=keep, row=row, document=number))
+        row += len(ids)
+    (window,) = sort_windows(windows, tokens_per_batch=tokens, rows_per_window=10_000)
+    into = {str(name): torch.full((row, name.width), float("nan")) for name in names}
+    with Capture(model, names) as take:
+        for batch in window.batches:
+            take(batch, into)
+    return into
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 26, 1000], ids=["one by one", "some", "all at once"])
+def test_every_name_in_every_batch_equals_a_hook_on_the_document_alone(tiny: Tiny, tokens: int) -> None:
+    found, row = captured(tiny.model, tiny.names, DOCUMENTS, tokens), 0
+    for ids, expected in zip(DOCUMENTS, tiny.alone):
+        for name, rows in found.items():
+            assert worst_error(rows[row : row + len(ids)], expected[name]) < TOLERANCE, (name, ids)
+        row += len(ids)
+
+
+def test_each_name_alone_equals_all_together(tiny: Tiny) -> None:
+    """Where the forward stops depends on the names; what they hold does not."""
+    together = captured(tiny.model, tiny.names, DOCUMENTS[:4], 1000)
+    for name in tiny.names:
+        assert torch.equal(captured(tiny.model, (name,), DOCUMENTS[:4], 1000)[str(name)], together[str(name)]), name
+
+
+# ---- what the sites are ------------------------------------------------------------------------------------------
+
+
+def test_a_family_has_these_sites_and_refuses_the_others_with_the_list(tiny: Tiny) -> None:
+    for site in SITES:
+        if site in HAVE[tiny.family]:
+            assert any(name.site == site for name in tiny.names)
+        else:
+            with pytest.raises(
+                RequestError, match=f"capture.sites = '{site}': .* has none: .*; this model has residual, "
+            ):
+                resolve_names(tiny.model, [site], "all")
+
+
+def test_the_blocks_are_those_of_the_text_model_and_residual_is_their_output(tiny: Tiny) -> None:  # E04, E08
+    assert decoder_layers(tiny.model) is tiny.model.get_submodule(BLOCKS[tiny.family])
+    assert tiny.layers("residual") == list(range(LAYERS))
+    for name in tiny.names:
+        if name.site == "residual":
+            assert name.module == f"{BLOCKS[tiny.family]}.{name.layer}"
+            assert (name.reads, name.width) == ("output", HIDDEN)
+    with pytest.raises(RequestError, match="3 layers; allowed are 0 to 2"):  # E16
+        resolve_names(tiny.model, ["residual"], [LAYERS])
+
+
+def test_the_input_of_a_block_is_the_output_of_the_one_before(tiny: Tiny) -> None:
+    for layer in range(1, LAYERS):
+        assert torch.equal(tiny.rows(f"residual_pre.{layer}"), tiny.rows(f"residual.{layer - 1}"))
+    assert torch.equal(tiny.rows("residual_pre.0"), tiny.rows("embedding"))
+
+
+def test_the_residual_is_the_sum_of_what_the_sublayers_add(tiny: Tiny) -> None:  # E06
+    if "attn_contribution" not in HAVE[tiny.family]:
+        pytest.skip("a norm follows the sum, or there are no sublayers")
+    for layer in range(LAYERS):
+        pre, after = tiny.rows(f"residual_pre.{layer}"), tiny.rows(f"residual.{layer}")
+        attn, mlp = tiny.rows(f"attn_contribution.{layer}"), tiny.rows(f"mlp_contribution.{layer}")
+        assert worst_error(pre + attn + mlp, after) < TOLERANCE
+        if "residual_mid" in HAVE[tiny.family]:
+            assert worst_error(tiny.rows(f"residual_mid.{layer}"), pre + attn) < TOLERANCE
+            assert worst_error(tiny.rows(f"residual_mid.{layer}") + mlp, after) < TOLERANCE
+
+
+def test_the_projections_lead_from_heads_and_neurons_to_the_sublayers_outputs(tiny: Tiny) -> None:
+    for inner, outer in (("attn_heads", "attn"), ("mlp_neurons", "mlp")):
+        for layer in tiny.layers(inner):
+            projection = tiny.module(f"{inner}.{layer}")
+            with torch.no_grad():
+                projected = projection(tiny.rows(f"{inner}.{layer}"))
+            assert worst_error(projected, tiny.rows(f"{outer}.{layer}")) < TOLERANCE
+
+
+NORMED_OUTSIDE = {
+    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "gemma3_text": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "gemma3_both_ways": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "gemma3": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
+
+
+def test_contributions_differ_from_outputs_only_by_the_norm_or_factor_between(tiny: Tiny) -> None:
+    if "attn_contribution" not in HAVE[tiny.family]:
+        pytest.skip("no contributions")
+    for layer, block in enumerate(decoder_layers(tiny.model)):
+        for site, index in (("attn", 0), ("mlp", 1)):
+            between: Any = {"granite": lambda rows: rows * 0.22}.get(tiny.family, lambda rows: rows)
+            if tiny.family in NORMED_OUTSIDE:
+                between = block.get_submodule(NORMED_OUTSIDE[tiny.family][index])
+            with torch.no_grad():
+                expected = between(tiny.rows(f"{site}.{layer}"))
+            assert worst_error(tiny.rows(f"{site}_contribution.{layer}"), expected) < TOLERANCE
+            if tiny.family in (*NORMED_OUTSIDE, "granite"):
+                assert worst_error(tiny.rows(f"{site}.{layer}"), expected) > 0.1
+
+
+_TWO = ("input_layernorm", "post_attention_layernorm")
+INPUT_NORMS: dict[str, tuple[str | None, str | None]] = {
+    **dict.fromkeys(FAMILIES, _TWO),
+    **dict.fromkeys(
+        ["gemma2", "gemma3_text", "gemma3", "gemma3_both_ways"], ("input_layernorm", "pre_feedforward_layernorm")
+    ),
+    **dict.fromkeys(["phi", "cohere", "falcon", "stablelm_parallel"], ("input_layernorm", "input_layernorm")),
+    **dict.fromkeys(["gpt2", "gpt_neo"], ("ln_1", "ln_2")),
+    **dict.fromkeys(["bert", "roberta", "xlm-roberta"], (None, "attention.output.LayerNorm")),
+    "gptj": ("ln_1", "ln_1"),
+    "olmo2": (None, None),
+    "falcon_new": ("ln_attn", "ln_mlp"),
+    "opt": ("self_attn_layer_norm", "final_layer_norm"),
+    "opt_350m": (None, "self_attn_layer_norm"),
+    "mpt": ("norm_1", "norm_2"),
+    "modernbert": ("attn_norm", "mlp_norm"),
+}
+"""Family -> the norms that the sublayers' inputs come from; None where they read the stream itself."""
+
+
+def test_sublayers_receive_the_stream_through_their_own_norm(tiny: Tiny) -> None:
+    if "mlp_input" not in HAVE[tiny.family]:
+        pytest.skip("no sublayers")
+    for layer, block in enumerate(decoder_layers(tiny.model)):
+        attn, mlp = INPUT_NORMS[tiny.family]
+        stream = tiny.rows(f"residual_pre.{layer}")
+        with torch.no_grad():
+            expected = block.get_submodule(attn)(stream) if attn else stream
+            if tiny.family == "bloom_post_norm":
+                stream = expected
+            assert worst_error(tiny.rows(f"attn_input.{layer}"), expected) < TOLERANCE
+            if "residual_mid" in HAVE[tiny.family]:
+                stream = tiny.rows(f"residual_mid.{layer}")
+            elif HAVE[tiny.family] <= POST_NORM:
+                stream = stream + tiny.rows(f"attn.{layer}")
+            expected = block.get_submodule(mlp)(stream) if mlp else stream
+            assert worst_error(tiny.rows(f"mlp_input.{layer}"), expected) < TOLERANCE
+
+
+def test_the_final_norm_is_the_norm_of_the_last_residual_and_what_the_head_reads(tiny: Tiny) -> None:  # E01
+    last = tiny.rows(f"residual.{LAYERS - 1}")
+    if "final_norm" not in HAVE[tiny.family]:
+        assert tiny.family == "opt_350m" or worst_error(last, tiny.rows("last")) < TOLERANCE
+        return
+    with torch.no_grad():
+        assert worst_error(tiny.module("final_norm")(last), tiny.rows("final_norm")) < TOLERANCE
+    assert worst_error(tiny.rows("final_norm"), tiny.rows("last")) < TOLERANCE
+    assert worst_error(last, tiny.rows("last")) > 0.1
+
+
+def test_router_logits_are_the_gates_product_with_what_the_mlp_receives(tiny: Tiny) -> None:  # E07
+    for layer in tiny.layers("router"):
+        gate, logits = tiny.module(f"router.{layer}"), tiny.rows(f"router.{layer}")
+        expected = tiny.rows(f"mlp_input.{layer}") @ gate.weight.T + getattr(gate, "bias", 0.0)
+        assert logits.shape[1] == EXPERTS
+        assert worst_error(logits, expected.detach()) < TOLERANCE
+
+
+def test_a_mixture_has_its_router_where_it_is_one_and_neurons_where_it_is_not() -> None:
+    for family, routers, neurons in (("qwen3_moe", [0, 2], [1]), ("deepseek_v3", [1, 2], [0])):
+        model = tiny_family(family)
+        assert [name.layer for name in resolve_names(model, ["router"], "all")] == routers
+        assert [name.layer for name in resolve_names(model, ["mlp_neurons"], "all")] == neurons
+        with pytest.raises(RequestError, match=rf"'router'.*layers {neurons[0]} have none; allowed are {routers[0]}, "):
+            resolve_names(model, ["router"], [0, 1, 2])
+        with pytest.raises(RequestError, match=rf"'mlp_neurons.{routers[0]}'.*allowed are {neurons[0]}"):
+            resolve_names(model, [f"mlp_neurons.{routers[0]}"], "all")
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text", "gemma3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gemmas_embedding_is_scaled_once(family: str, dtype: torch.dtype) -> None:  # E10
+    model = tiny_family(family).to(dtype)
+    names = resolve_names(model, ["embedding"], "all")
+    rows = captured(model, names, [[5, 9, 17]], 8)["embedding"]
+    weight = model.get_input_embeddings().weight[[5, 9, 17]].detach()
+    assert torch.equal(rows, (weight * torch.tensor(HIDDEN**0.5, dtype=dtype)).float())
+
+
+def test_the_table_holds_what_is_tested_here_and_nothing_else() -> None:
+    tested = {CONFIGS[family][0] for family in FAMILIES}
+    text_parts = {"qwen2_vl_text", "qwen2_5_vl_text"}
+    assert tested | text_parts == {*ARCHITECTURES, *WRAPPERS}
+    assert {
+        family for family in FAMILIES if not ARCHITECTURES.get(CONFIGS[family][0], ARCHITECTURES["llama"]).causal
+    } == {*ENCODERS}
