@@ -59,7 +59,14 @@ def tiny_llama(layers: int = 3, vocab: int = 64, seed: int = 0, **more: Any) -> 
 def tiny_gpt2(layers: int = 3, vocab: int = 64, seed: int = 0, **more: Any) -> PreTrainedModel:
     """F-GPT2 of the cases: learned positions, 64 of them."""
     config = GPT2Config(
-        vocab_size=vocab, n_embd=16, n_layer=layers, n_head=2, n_positions=64, bos_token_id=BOS, eos_token_id=EOS, **more
+        vocab_size=vocab,
+        n_embd=16,
+        n_layer=layers,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        **more,
     )
     return amplify(GPT2LMHeadModel(config), seed)
 
