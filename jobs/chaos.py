@@ -94,7 +94,7 @@ def kill_one(job: Path, run: Path, delay: float, *, after_commit: bool) -> str |
 
     None where it finished before that; raises RuntimeError where it failed by itself.
     """
-    before, life = _ledger(run), _life(run)
+    before, life = _ledger(run), life_of(run)
     process = harvest("run", str(job), "--set", f"run.path='{run}'")
     if after_commit:
         give_up = time.monotonic() + WAIT_SECONDS
@@ -113,7 +113,7 @@ def kill_one(job: Path, run: Path, delay: float, *, after_commit: bool) -> str |
 
 def stage_of(run: Path, *, before_life: str | None, before: set[str]) -> str:
     """Where a life was when it died, told from what it left on disk."""
-    if _life(run) == before_life:
+    if life_of(run) == before_life:
         return "while starting up"
     if not (run / "run.json").exists():
         return "before run.json"
@@ -131,7 +131,8 @@ def _ledger(run: Path) -> set[str]:
     return {path.name for path in run.glob("ledger/f*.json")}
 
 
-def _life(run: Path) -> str | None:
+def life_of(run: Path) -> str | None:
+    """Who took the lease last."""
     try:
         life: str = json.loads((run / "coordinator.json").read_text())["life"]
     except FileNotFoundError:

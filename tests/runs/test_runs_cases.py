@@ -157,7 +157,7 @@ def test_nan_where_nothing_is_kept_reaches_no_row_and_no_sum(tmp_path: Path) -> 
 
     Meddler(model, 2, poison)
     plain = run_ids(tmp_path / "run", documents, model=model)
-    assert poisoned == [6]
+    assert poisoned[-1] == 6  # the self-check ran before
     assert errors_alone(plain, clean_model, dict(enumerate(documents))) < TOLERANCE_TINY
     assert [record["non_finite"] for record in plain.records.values()] == [{}]
     mean = harvest.open(tmp_path / "run").statistics()["residual.2"].mean

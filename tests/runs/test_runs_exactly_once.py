@@ -99,7 +99,7 @@ def test_a_run_that_is_begun_anew_may_die_at_any_operation_too(tmp_path: Path, m
         once(path, TEXTS[:4], **anew)
         check(path, expected)
         assert (path / "notes.txt").read_text() == "mine"
-        at += 1 if at < 12 else 9
+        at += 1 if at < 12 else 13
 
 
 def test_a_finished_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
