@@ -6,10 +6,12 @@ it is enough to run it again. What `auto` stands for is decided once, by `harves
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import functools
 import importlib.util
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +26,23 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 DIRECTION_NAME = r"^[A-Za-z0-9_.-]+$"
 SECRETS = ("secret", "token", "password", "credential", "key")
 """Words that no setting of `run.storage` may carry: secrets come from the environment only."""
+_SHOWN = 200
+MOST = 2**53
+"""Counts beyond it are typing errors, and what counts rows and bytes does not hold them."""
+MOST_THREADS = 1024
+OF_OURS = {
+    "attn_implementation": "model.attention",
+    "config": "model.name",
+    "device_map": "model.device",
+    "dtype": "model.dtype",
+    "gguf_file": "model.name",
+    "revision": "model.revision",
+    "torch_dtype": "model.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+}
+"""Options of `from_pretrained` that a setting decides, so that the plan knows it."""
+NO_OPTIONS = ("output_loading_info", "state_dict", "weights_only")
+"""Options that change what is loaded behind the fingerprint's back, or what a pickle may do."""
 
 
 class Settings(BaseModel):
@@ -48,6 +67,18 @@ class ModelSettings(Settings):
     quantization: Literal["nf4", "int8"] | None = None
     options: dict[str, Any] = {}
 
+    @field_validator("options")
+    @classmethod
+    def _options_of_no_setting(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for key in options:
+            if key in OF_OURS:
+                raise ValueError(f"{key}: decided by {OF_OURS[key]}; leave it out")
+            if key in NO_OPTIONS:
+                raise ValueError(f"{key}: not for a job; leave it out")
+            if key == "token" or any(word in key.lower() for word in ("auth", "secret", "password")):
+                raise ValueError(f"{key}: secrets are read from the environment only; leave it out")
+        return options
+
 
 class DataSettings(Settings):
     """The dataset, as `datasets.load_dataset` takes it, or local files by path or glob."""
@@ -57,21 +88,26 @@ class DataSettings(Settings):
     files: str | Annotated[list[str], Field(strict=False)] | dict[str, Any] | None = None
     split: str | None = None
     revision: str | None = None
-    text: str | None = None
+    text: str | None = Field(default=None, min_length=1)
     """Column with text (dotted for nested fields); `text` where none of the three is given."""
-    messages: str | None = None
+    messages: str | None = Field(default=None, min_length=1)
     """Column with chat messages, or a plain string for one user turn."""
-    ids: str | None = None
+    ids: str | None = Field(default=None, min_length=1)
     """Column with token ids."""
     contrast: Annotated[tuple[str, str], Field(strict=False)] | None = None
     spans: str | None = None
     keep: Names | None = None
-    limit: int | None = Field(default=None, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
+    limit: int | None = Field(default=None, ge=1, le=MOST)
+    max_tokens: int | None = Field(default=None, ge=1, le=MOST)
     sample: float | None = Field(default=None, gt=0, le=1)
     """Share of the documents, by hash of (document id, seed)."""
     seed: int = 0
     on_bad: Literal["fail", "skip"] = "fail"
+
+    @field_validator("keep")
+    @classmethod
+    def _each_once(cls, keep: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if keep is None else tuple(dict.fromkeys(keep))
 
     @model_validator(mode="after")
     def _one_kind_of_input(self) -> DataSettings:
@@ -101,18 +137,29 @@ class ChatSettings(Settings):
 
 
 def _check_count(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and value >= 1):
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST):
         return value
-    raise ValueError("allowed are 'auto' or a whole number of at least 1")
+    raise ValueError("allowed are 'auto' or a whole number of at least 1" + _bound(value, MOST))
+
+
+def _check_threads(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_THREADS):
+        return value
+    raise ValueError("allowed are 'auto' or a whole number of at least 1" + _bound(value, MOST_THREADS))
+
+
+def _bound(value: Any, most: int) -> str:
+    return f" and at most {most}" if type(value) is int and value > most else ""
 
 
 def _check_amount(value: Any) -> Any:
-    if value == "auto" or (type(value) in (int, float) and value >= 0):
+    if value == "auto" or (type(value) in (int, float) and 0 <= value <= MOST):
         return value
     raise ValueError("allowed are 'auto' or a number of at least 0")
 
 
 Count = Annotated[int | Literal["auto"], BeforeValidator(_check_count)]
+Threads = Annotated[int | Literal["auto"], BeforeValidator(_check_threads)]
 Amount = Annotated[int | float | Literal["auto"], BeforeValidator(_check_amount)]
 
 
@@ -141,11 +188,11 @@ def _check_layers(value: Any) -> Any:
 def _check_positions(value: Any) -> Any:
     if value in ("all", "last", "first"):
         return value
-    if isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
+    if isinstance(value, list | tuple) and value and all(type(v) is int and abs(v) < 2**31 for v in value):
         return tuple(value)
     if isinstance(value, dict) and len(value) == 1:
         (key, inner), *_ = value.items()
-        if key == "every" and type(inner) is int and inner >= 1:
+        if key == "every" and type(inner) is int and 1 <= inner < 2**31:
             return value
         if key == "sample" and type(inner) in (int, float) and 0 < inner <= 1:
             return value
@@ -230,8 +277,8 @@ class RunSettings(Settings):
     address: str | None = None
     gpus_per_worker: Amount = "auto"
     cpus_per_worker: Amount = "auto"
-    threads: Count = "auto"
-    attempts: int = Field(default=3, ge=1)
+    threads: Threads = "auto"
+    attempts: int = Field(default=3, ge=1, le=MOST)
     overwrite: bool = False
 
     @field_validator("storage")
@@ -266,15 +313,40 @@ def load_job(source: Job | Mapping[str, Any] | str | Path, overrides: Iterable[s
     if isinstance(source, Job):
         settings: dict[str, Any] = source.model_dump(mode="json", exclude_unset=True)
     elif isinstance(source, Mapping):
-        settings = json.loads(json.dumps(source, default=_plain))
+        settings = _as_settings(source)
     else:
         settings = _read_toml(Path(source))
     for override in overrides:
         _override(settings, override)
+    _refuse_unwritable(settings)
     try:
         return Job.model_validate(settings)
     except ValidationError as error:
         raise RequestError(_one_line(error)) from None
+
+
+def _as_settings(source: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        settings: dict[str, Any] = json.loads(json.dumps(source, default=_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"a job holds text, numbers, lists and tables: {error}") from None
+    return settings
+
+
+def _refuse_unwritable(value: Any, where: str = "") -> None:
+    """Refuses what a job file can say and the run's own records cannot: NaN, infinities, dates, broken unicode."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_unwritable(inner, f"{where}.{key}" if where else key)
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_unwritable(inner, where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{where} = {value}: allowed are finite numbers")
+    elif isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+        raise RequestError(f"{where} = {value!a}: broken unicode; allowed is valid UTF-8")
+    elif isinstance(value, datetime.date | datetime.time):
+        raise RequestError(f"{where} = {value}: dates and times are written as text, in quotes")
 
 
 def _plain(value: Any) -> Any:
@@ -290,7 +362,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise RequestError(f"job file {path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"job file {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RequestError(f"job file {path}: not valid TOML: {error}") from None
 
 
@@ -304,6 +376,8 @@ def _override(settings: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except RecursionError as error:
+        raise RequestError(f"--set {key}: {error}") from None
     table = settings
     for part in parts[:-1]:
         table = table.setdefault(part, {})
@@ -326,8 +400,14 @@ def _one_line(error: ValidationError) -> str:
         return f"{where}: missing; it has no default"
     message = first["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("string", "text")
     value = first["input"]
-    shown = "" if isinstance(value, dict) and first["type"] == "value_error" else f" = {value!r}"
+    shown = "" if isinstance(value, dict) and first["type"] == "value_error" else f" = {_short(value)}"
     return f"{where}{shown}: {message[0].lower()}{message[1:]}".removeprefix(": ")
+
+
+def _short(value: Any) -> str:
+    """The value as a line can show it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _is_setting(part: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,100 @@ def test_secrets_are_refused_in_the_job_without_repeating_them(key: str) -> None
     with pytest.raises(RequestError, match="secrets are read from the environment only") as caught:
         load_job({**LEAST, "run": {"path": "r", "storage": {key: "hunter2"}}})
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["token", "use_auth_token", "client_secret", "password"])
+def test_secrets_are_refused_among_the_model_options_without_repeating_them(key: str) -> None:
+    with pytest.raises(RequestError, match="secrets are read from the environment only") as caught:
+        load_job({**LEAST, "model": {"name": "m", "options": {key: "hunter2"}}})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype", "config", "revision", "trust_remote_code", "device_map"])
+def test_a_model_option_that_a_setting_decides_names_the_setting(key: str) -> None:
+    with pytest.raises(RequestError, match=rf"^model\.options: {key}: decided by model\.[a-z_]+; leave it out$"):
+        load_job({**LEAST, "model": {"name": "m", "options": {key: "x"}}})
+
+
+def test_a_model_option_does_not_open_a_pickle() -> None:
+    with pytest.raises(RequestError, match=r"^model\.options: weights_only: not for a job"):
+        job("model.options.weights_only=false")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "store.memory_gb=inf",
+        "store.memory_gb=nan",
+        "data.sample=nan",
+        "chat.kwargs.x=nan",
+        "chat.kwargs.x=[{y = inf}]",
+        "chat.kwargs.day=2024-01-01",
+        "chat.kwargs.time=10:00:00",
+        "model.options.x=-inf",
+        "data.path=\udcff.jsonl",
+    ],
+)
+def test_a_value_that_no_record_can_hold_is_refused_by_its_setting(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(RequestError, match=rf"^{re.escape(key)}[.\w]* = ") as caught:
+        job(override)
+    assert str(caught.value).isascii()
+    assert "\n" not in str(caught.value)
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data": {"path": "d", "limit": HUGE}},
+        {"data": {"path": "d", "max_tokens": 2**63}},
+        {"tokens": {"batch": HUGE}},
+        {"tokens": {"context": HUGE}},
+        {"store": {"shard_documents": 2**63}},
+        {"store": {"memory_gb": HUGE}},
+        {"run": {"path": "r", "threads": 2**31}},
+        {"run": {"path": "r", "attempts": HUGE}},
+        {"capture": {"positions": [0, HUGE]}},
+        {"capture": {"positions": [-HUGE]}},
+        {"capture": {"positions": {"every": HUGE}}},
+    ],
+)
+def test_a_number_that_nothing_can_count_to_is_refused_by_its_setting(settings: dict[str, Any]) -> None:
+    (table, values), *_ = settings.items()
+    with pytest.raises(RequestError, match=rf"^{table}\.{list(values)[-1]} ?[=:]"):
+        load_job({**LEAST, **settings})
+
+
+@pytest.mark.parametrize("column", ["text", "messages", "ids"])
+def test_a_column_has_a_name(column: str) -> None:
+    with pytest.raises(RequestError, match=rf"^data\.{column} = ''"):
+        job(f"data.{column}=")
+
+
+def test_a_column_that_is_kept_twice_is_kept_once() -> None:
+    assert job("data.keep=['a', 'b', 'a']").data.keep == ("a", "b")
+
+
+def test_a_very_long_value_is_not_repeated_in_full() -> None:
+    with pytest.raises(RequestError, match=r"^store\.dtype = 'x+\.\.\.: input should be") as caught:
+        job("store.dtype=" + "x" * 100_000)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_job_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
+    nested = "[" * 100_000
+    (tmp_path / "deep.toml").write_text(f"x = {nested}")
+    with pytest.raises(RequestError, match=r"deep\.toml: not valid TOML"):
+        load_job(tmp_path / "deep.toml")
+    with pytest.raises(RequestError, match=r"^--set chat\.kwargs\.x: "):
+        job(f"chat.kwargs.x={nested}")
+    circle: dict[str, Any] = {}
+    circle["chat"] = circle
+    with pytest.raises(RequestError, match="a job holds text, numbers, lists and tables"):
+        load_job(circle)
 
 
 def test_a_job_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
