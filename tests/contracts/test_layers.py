@@ -26,6 +26,7 @@ LEVELS = {
     "estimate": 3,
     "plan": 3,
     "shardwork": 3,
+    "selfcheck": 3,
     "activations": 3,
     "tokens": 3,
     "batches": 3,
@@ -50,7 +51,7 @@ HOMES = {
     "typer": ["__main__.py"],
     "rich": ["runtime/progress.py"],
     "fsspec": ["store/", "source/"],
-    "safetensors": ["reduce/base.py"],
+    "safetensors": ["reduce/base.py", "model/cache.py"],
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
