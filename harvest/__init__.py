@@ -10,6 +10,12 @@ __version__ = "0.1.0"
 _HOME = {
     "run": "harvest.runtime.coordinate:run",
     "open": "harvest.reader:open_run",
+    "capture_activations": "harvest.model.interface:capture_activations",
+    "CaptureSpec": "harvest.model.interface:CaptureSpec",
+    "CapturedSite": "harvest.model.interface:CapturedSite",
+    "CaptureRequest": "harvest.model.interface:CaptureRequest",
+    "ActivationRecord": "harvest.model.cache:ActivationRecord",
+    "ActivationCache": "harvest.model.cache:ActivationCache",
     "decoder_layers": "harvest.model.sites:decoder_layers",
     "Job": "harvest.config:Job",
     "HarvestError": "harvest.errors:HarvestError",
@@ -20,12 +26,6 @@ _HOME = {
 """Public name -> `module:attribute`, imported when it is first used."""
 
 _LATER = (
-    "capture_activations",
-    "CaptureSpec",
-    "CapturedSite",
-    "CaptureRequest",
-    "ActivationRecord",
-    "ActivationCache",
     "join",
     "steer",
     "concept_direction",

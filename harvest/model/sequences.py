@@ -1,0 +1,140 @@
+"""Token ids as a caller hands them over: checked before they reach a model, and run so that padding changes nothing.
+
+Legend: B sequences, T their common length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from harvest.errors import RequestError
+from harvest.model.architectures import architecture_of, config_of
+from harvest.model.watch import takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sequences:
+    """One or several sequences of tokens, padded to a common length."""
+
+    ids: torch.Tensor
+    """int64 [B, T], where the caller has them."""
+    real: torch.Tensor
+    """bool [B, T]: a token, not padding."""
+
+    @classmethod
+    def of(cls, input_ids: Any, attention_mask: Any = None) -> Sequences:
+        """Checks ids [T] or [B, T] and their mask; RequestError says what is wrong with them, and in which row."""
+        ids_BT = _rows("input_ids", input_ids)
+        if attention_mask is None:
+            return cls(ids=ids_BT, real=torch.ones_like(ids_BT, dtype=torch.bool))
+        mask_BT = _rows("attention_mask", attention_mask, whole=False).to(ids_BT.device)
+        if mask_BT.shape != ids_BT.shape:
+            raise RequestError(f"attention_mask: {_shape(mask_BT)} for input_ids {_shape(ids_BT)}; allowed is the same")
+        if not ((mask_BT == 0) | (mask_BT == 1)).all():
+            raise RequestError("attention_mask: allowed are 1 for a token and 0 for padding; there are other values")
+        real_BT = mask_BT.bool()
+        for row, real_T in enumerate(real_BT.cpu()):
+            tokens = real_T.nonzero().flatten()
+            if not len(tokens):
+                raise RequestError(f"attention_mask: row {row} has no token; allowed are sequences of at least one")
+            if int(tokens[-1] - tokens[0]) >= len(tokens):
+                raise RequestError(f"attention_mask: row {row} has padding between its tokens; allowed is at its ends")
+        return cls(ids=ids_BT, real=real_BT)
+
+    @property
+    def single(self) -> bool:
+        """There is one sequence: its tensors have no batch axis."""
+        return len(self.ids) == 1
+
+    def inputs(self, model: Any, runs: nn.Module) -> dict[str, torch.Tensor]:
+        """Arguments of a forward of `runs`, on its device: a mask and positions where the padding asks for them.
+
+        RequestError for ids beyond the vocabulary and more tokens than the model has learned positions for.
+        """
+        config = config_of(model)
+        embedding = model.get_input_embeddings()
+        vocabulary = int(getattr(embedding, "num_embeddings", config.vocab_size))
+        pad = getattr(config, "pad_token_id", None)
+        filler = pad if isinstance(pad, int) and 0 <= pad < vocabulary else 0
+        self._fit(vocabulary, _learned_positions(runs, config, embedding))
+        device = _device(runs)
+        real_BT = self.real.to(device)
+        if real_BT.all():
+            return {"input_ids": self.ids.to(device)}
+        inputs = {
+            "input_ids": self.ids.to(device).masked_fill(~real_BT, filler),  # what stood there need be no id
+            "attention_mask": real_BT.long(),
+        }
+        if real_BT[:, 0].all() or _counts_by_id(runs):  # a model counts from the left by itself
+            return inputs
+        if takes(runs, "position_ids"):
+            inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp_min(0)
+        elif architecture_of(model) is None:  # those of the table have no positions, or find them in the mask
+            raise RequestError(
+                f"attention_mask: whether {config.model_type!r} counts padding on the left as positions is not known; "
+                "allowed is padding on the right"
+            )
+        return inputs
+
+    def _fit(self, vocabulary: int, positions: int | None) -> None:
+        ids = self.ids[self.real]
+        wrong = ids[(ids < 0) | (ids >= vocabulary)]
+        if len(wrong):
+            raise RequestError(f"input_ids: {int(wrong[0])}: beyond the vocabulary; allowed are 0 to {vocabulary - 1}")
+        longest = int(self.real.sum(1).max())
+        if positions is not None and longest > positions:
+            raise RequestError(
+                f"input_ids: {longest} tokens; allowed are {positions}, the positions that the model learned"
+            )
+
+    def without_padding(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows` [T, d] or [B, T, d], those of padding set to zero in place: selected, for they may be NaN."""
+        if not self.real.all():
+            real = (self.real[0] if self.single else self.real).to(rows.device)
+            rows.masked_fill_(~real.unsqueeze(-1), 0)
+        return rows
+
+
+def _rows(what: str, given: Any, *, whole: bool = True) -> torch.Tensor:
+    """[B, T] of int64 (`whole`) or of any numbers."""
+    try:
+        tensor = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise RequestError(
+            f"{what}: no tensor ({why}); allowed are numbers [T] or [B, T], padded to one length"
+        ) from None
+    if tensor.dim() not in (1, 2) or not tensor.numel():
+        raise RequestError(f"{what}: shape {_shape(tensor)}; allowed are [T] and [B, T] with at least one token")
+    if whole and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+        raise RequestError(f"{what}: {tensor.dtype}; allowed are whole numbers")
+    tensor = tensor.detach()
+    return (tensor.long() if whole else tensor).reshape(-1, tensor.shape[-1])
+
+
+def _shape(tensor: torch.Tensor) -> list[int]:
+    return list(tensor.shape)
+
+
+def _device(runs: nn.Module) -> torch.device:
+    """Of the first weights; the CPU where those are on the meta device: accelerate then moves the inputs by itself."""
+    device = next(runs.parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _counts_by_id(runs: nn.Module) -> bool:
+    """Positions as in RoBERTa: counted over the ids that are not the padding's, which fill the padding here."""
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in runs.modules())
+
+
+def _learned_positions(runs: nn.Module, config: Any, embedding: nn.Module) -> int | None:
+    """How many positions there is a vector for; None where positions are computed and have no end."""
+    limit = getattr(config, "max_position_embeddings", None)
+    tables = [module for module in runs.modules() if isinstance(module, nn.Embedding) and module is not embedding]
+    if not limit or not any(limit <= table.num_embeddings <= limit + 2 for table in tables):  # OPT's has two more
+        return None
+    return int(limit) - (config.pad_token_id + 1 if _counts_by_id(runs) else 0)
