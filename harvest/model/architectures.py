@@ -6,6 +6,7 @@ the states which its head reads. A family joins the table when a test compares e
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ class Architecture:
     """A norm follows each sum, so that the stream is not the sum of what the sublayers add."""
     causal: bool = True
     """A token never looks to its right, where the padding is: then no mask is needed."""
+    positions_after_padding: bool = False
+    """Learned positions are counted from the padding id + 1, so that the last ones of the table are the limit."""
 
 
 _LLAMA = Architecture()
@@ -72,6 +75,7 @@ _BERT = Architecture(
     post_norm=True,
     causal=False,
 )
+_ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -159,8 +163,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "mamba": Architecture(final_norm="norm_f", attn=None, o_proj=None, mlp=None, down_proj=None, mid=None),
     "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
     "modernbert": Architecture(
         final_norm="final_norm", attn="attn", o_proj="attn.Wo", mid="mlp_norm", down_proj="mlp.Wo", causal=False
     ),
@@ -236,7 +240,7 @@ def blocks_path(model: Any) -> str:
         raise RequestError(
             f"model.name: architecture {model.config.model_type!r} is not supported, and its blocks cannot be told: "
             f"it has {len(outermost)} lists of {n_layers} blocks; "
-            f"supported are {', '.join([*ARCHITECTURES, *WRAPPERS])}"
+            f"with one such list, residual and module:PATH work; supported are {', '.join([*ARCHITECTURES, *WRAPPERS])}"
         )
     (path,) = outermost
     return path
@@ -255,6 +259,12 @@ def needs_mask(model: Any) -> bool:
     architecture, config = architecture_of(model), config_of(model)
     looks_right = getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True)
     return architecture is None or not architecture.causal or bool(looks_right)
+
+
+def unused_positions(config: Any) -> int:
+    """Positions of a config's limit that no token ever takes."""
+    architecture, padding = ARCHITECTURES.get(config.model_type), getattr(config, "pad_token_id", None)
+    return (padding or 0) + 1 if architecture is not None and architecture.positions_after_padding else 0
 
 
 def is_encoder(config: Any) -> bool:

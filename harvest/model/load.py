@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from harvest.config import ModelSettings, resolve_package
 from harvest.errors import RequestError
-from harvest.model.architectures import is_encoder
+from harvest.model.architectures import is_encoder, unused_positions
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
@@ -186,7 +186,7 @@ def context_limit(config: Any) -> int | None:
     for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
         limit = getattr(text, key, None)
         if isinstance(limit, int) and limit > 0:
-            return limit
+            return limit - unused_positions(text)
     return None
 
 

@@ -26,6 +26,8 @@ class Probed:
 
     shapes: Mapping[tuple[str, Side], tuple[int, ...] | None]
     """(Path, side) -> shape of the first tensor of floats there; None where there is none."""
+    several: frozenset[tuple[str, Side]]
+    """Points with more than one value of the first one's shape."""
     error: str | None
     """Why the forward ended before all modules had run, if it failed."""
 
@@ -45,11 +47,14 @@ def received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]], **arguments: Any) -> Probed:
     """Shapes at points (path in `model`, side) during a forward of `runs`, a part of `model`, over tokens."""
     shapes: dict[tuple[str, Side], tuple[int, ...] | None] = {}
+    several: set[tuple[str, Side]] = set()
 
     def see(point: tuple[str, Side], value: Any) -> None:
         tensor = first_tensor(value)
         is_row = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         shapes.setdefault(point, tuple(tensor.shape) if is_row else None)
+        if isinstance(value, tuple) and [getattr(other, "shape", None) for other in value].count(tensor.shape) > 1:
+            several.add(point)
         if len(shapes) == len(points):
             raise _Enough
 
@@ -64,7 +69,7 @@ def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]], **ar
             pass
         except Exception as failed:  # any failure of foreign code: the caller names it, beside what was not seen
             error = f"{type(failed).__name__}: {' '.join(str(failed).split())[:200]}"
-    return Probed(shapes=shapes, error=error)
+    return Probed(shapes=shapes, several=frozenset(several), error=error)
 
 
 def _register(module: nn.Module, point: tuple[str, Side], see: Any) -> Any:

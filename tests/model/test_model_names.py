@@ -224,6 +224,27 @@ def test_an_unknown_architecture_that_looks_to_the_right_sees_no_padding() -> No
         row += len(ids)
 
 
+def test_blocks_that_return_two_states_are_no_stream_unless_the_table_says_so() -> None:
+    model = tiny_llama()
+    model.config.model_type = "mystery"
+    for block in model.model.layers:
+        block.forward = lambda hidden, *_, **__: (hidden * 0.5, hidden * 0.5)  # as where the next block adds them
+    model.model.forward = lambda input_ids, **_: run_pairs(model.model, input_ids)
+    with pytest.raises(
+        RequestError, match=r"'residual': 'mystery' has none: its blocks return several states.*module:PATH"
+    ):
+        resolve_names(model, ["residual"], "all")
+    assert [name.width for name in resolve_names(model, ["module:model.layers.{layer}"], "all")] == [16, 16, 16]
+
+
+def run_pairs(trunk: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    hidden = trunk.embed_tokens(input_ids)
+    for block in trunk.layers:
+        first, second = block(hidden)
+        hidden = first + second
+    return hidden
+
+
 def test_an_architecture_whose_blocks_cannot_be_told_is_refused_by_name() -> None:
     model = tiny_llama()
     model.config.model_type = "mystery"

@@ -135,6 +135,21 @@ def test_each_name_alone_equals_all_together(tiny: Tiny) -> None:
         assert torch.equal(captured(tiny.model, (name,), DOCUMENTS[:4], 1000)[str(name)], together[str(name)]), name
 
 
+def test_nothing_begins_after_the_last_module_that_is_needed(tiny: Tiny) -> None:
+    begun: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda _m, _a, path=path: begun.append(path))
+        for path, module in tiny.model.named_modules()
+    ]
+    for name in tiny.names:
+        begun.clear()
+        captured(tiny.model, (name,), DOCUMENTS[:1], 1000)
+        last = begun[-1]
+        assert last == name.module or (name.reads == "output" and last.startswith(f"{name.module}.")), (str(name), last)
+    for handle in handles:
+        handle.remove()
+
+
 # ---- what the sites are ------------------------------------------------------------------------------------------
 
 
