@@ -28,6 +28,10 @@ class DocumentError(HarvestError):
         super().__init__(f"document {document}{f' ({where})' if where else ''}: {reason}")
 
 
+class MismatchError(HarvestError):
+    """What a batch gives is not what the document alone gives: no row of this run could be trusted."""
+
+
 class WorkError(HarvestError):
     """The work failed: names the shard, document or worker."""
 

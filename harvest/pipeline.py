@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harvest.buffers import Buffers, Rows
-from harvest.errors import DocumentError, HarvestError, LostLeaseError, RequestError
+from harvest.errors import DocumentError, HarvestError, LostLeaseError, MismatchError, RequestError
 from harvest.model.capture import Capture
 from harvest.overlap import Ahead, Behind
 from harvest.plan import Plan
@@ -27,6 +27,7 @@ from harvest.records import Assignment, Batch, ShardRecord, ShardText, SortWindo
 from harvest.reduce.base import Reduction
 from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
+from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
@@ -44,7 +45,7 @@ class Outcome:
     @property
     def permanent(self) -> bool:
         """The error would repeat itself: another try is pointless."""
-        return isinstance(self.error, DocumentError | RequestError)
+        return isinstance(self.error, DocumentError | MismatchError | RequestError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class Pipeline:
             pinned=plan.resolved.device == "cuda",
         )
         self._tries = 0
+        self._checked = False
 
     def run(self, assignments: Iterable[Assignment]) -> Iterator[Outcome]:
         """Takes shards through the whole path, the next ones read and the last one written beside the forward.
@@ -128,6 +130,9 @@ class Pipeline:
             return _failed(text)
         work = self.begin(assignment, text)
         try:
+            if not self._checked and text.windows:
+                work.self_check = self_check(capture, text.windows, getattr(torch, self.plan.resolved.dtype))
+                self._checked = True
             for window in self.sort(text):
                 rows = self._buffers.take(window.rows)
                 try:

@@ -253,6 +253,7 @@ def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
     )
     tables: dict[str, dict[str, float]] = {"skipped": {}, "non_finite": {}, "zero_rows": {}, "seconds": {}}
     environments: list[Mapping[str, str]] = []
+    checks: dict[str, float] = {}
     for record in records:
         total["shards"] += 1
         for key in ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens"):
@@ -261,9 +262,16 @@ def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
         for key, table in tables.items():
             for name, value in getattr(record, key).items():
                 table[name] = table.get(name, 0) + value
+        for name, error in record.self_check.items():
+            checks[name] = max(error, checks.get(name, 0.0))
         if record.environment not in environments:
             environments.append(record.environment)
-    return {**total, **tables, "environments": [dict(environment) for environment in environments]}
+    return {
+        **total,
+        **tables,
+        "self_check": checks,
+        "environments": [dict(environment) for environment in environments],
+    }
 
 
 def open_states(files: Files, record: ShardRecord) -> StateFile:

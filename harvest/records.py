@@ -249,6 +249,9 @@ class ShardRecord:
     """`data.limit` or `data.max_tokens` ended this shard early; it is harvested again when they grow."""
     cursor: Mapping[str, Any] | None
     """Where the next slice of the file goes on, for files that cannot be sought."""
+    self_check: Mapping[str, float]
+    """Name -> largest error of a row between a batch and its document alone, relative to the name's typical row norm;
+    empty but for the first shard of each worker's life."""
     environment: Mapping[str, str]
     """Hardware, libraries and threads that the bits depend on."""
     seconds: Mapping[str, float]

@@ -40,6 +40,8 @@ class ShardWork:
         self._text, self.shard, self.attempt = text, shard, attempt
         self._states = [{str(name): reduction.zero() for name in self._plan.names} for reduction in self._reductions]
         self._error: Exception | None = None
+        self.self_check: dict[str, float] = {}
+        """Name -> largest error of the replica's self-check, where it was made before this shard."""
         self.seconds: dict[str, float] = {"forward": 0.0, "reduce": 0.0, "write": 0.0}
         self._kept = plan.job.data.keep or ()
         self.stores_rows = plan.job.capture.store
@@ -127,6 +129,7 @@ class ShardWork:
             ended=text.ended,
             cut=text.cut,
             cursor=text.cursor,
+            self_check=self.self_check,
             environment=environment(self._plan.resolved.device, self._plan.resolved.threads),
             seconds={stage: round(seconds, 6) for stage, seconds in self.seconds.items()},
         )

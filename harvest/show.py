@@ -63,6 +63,7 @@ def run(run: Run) -> Shown:
         ("names", _few(run.names)),
         ("bytes", f"{_bytes(summary['bytes'])} in {summary['shards']} shards"),
         ("speed", _speed(summary)),
+        ("self-check", _self_check(summary["self_check"])),
     ]
     if summary["non_finite"]:
         rows.append(("non-finite", _few([f"{name}: {count:,}" for name, count in summary["non_finite"].items()])))
@@ -71,6 +72,13 @@ def run(run: Run) -> Shown:
 
 def _dropped(tokens: int) -> str:
     return f" (and {tokens:,} cut off by truncation)" if tokens else ""
+
+
+def _self_check(errors: Mapping[str, float]) -> str:
+    if not errors:
+        return "nothing ran"
+    worst = max(errors, key=lambda name: errors[name])
+    return f"a batch and a document alone agree to {errors[worst]:.1e} of a row's norm ({worst})"
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
@@ -110,7 +118,9 @@ def _tokens(status: Mapping[str, Any]) -> str:
 def sites(sites: Mapping[str, Any]) -> Shown:
     """What can be captured from a model."""
     rows = [("model", f"{sites['model']} ({sites['architecture']}, {sites['layers']} layers)")]
-    rows += [(site, f"width {entry['width']}, {entry['module']}") for site, entry in sites["sites"].items()]
+    for site, entry in sites["sites"].items():
+        layers = "" if entry["layers"] is None else f"layers {entry['layers']}, "
+        rows.append((site, f"width {entry['width']}, {layers}{entry['module']}"))
     return Shown(_table(rows), dict(sites))
 
 

@@ -202,6 +202,7 @@ def _write_shard(
         ended=False,
         cut=False,
         cursor=None,
+        self_check={},
         environment={},
         seconds={},
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harvest.environment import allow_open_files
-from harvest.errors import DocumentError, WorkError
+from harvest.errors import DocumentError, MismatchError, WorkError
 from harvest.pipeline import Pipeline, Watch, describe
 from harvest.plan import Plan
 from harvest.records import Assignment, ShardRecord, ShardText
@@ -102,5 +102,5 @@ class _Inline:
             self._observer.retried(key, text)
             return
         self._observer.gave_up(key, text)
-        if isinstance(error, DocumentError):  # data.on_bad = "fail" means stop, not: fail and go on
+        if isinstance(error, DocumentError | MismatchError):  # data.on_bad = "fail" means stop, not: fail and go on
             self._schedule.stop()
