@@ -113,9 +113,11 @@ class Batches:
         }
         self._selection = None if rows is None else hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
         self._epochs = epochs
-        self._batch_size, self._rank, self._world = batch_size, rank, world
+        self._batch_size, self._rank, self._world = min(batch_size, max(1, self._count)), rank, world
         self._per_epoch = len(range(rank * batch_size, self._count, world * batch_size))
         self._done = 0
+        self._ended = False
+        """Whether this iterator itself has come to its end; one that was loaded there has not."""
         self._slab: tuple[tuple[int, int], np.ndarray] | None = None
         """(epoch, part) and its row numbers."""
         self._ahead: deque[tuple[tuple[int, int], Future[_Gathered]]] = deque()
@@ -130,13 +132,14 @@ class Batches:
         return self._per_epoch * self._epochs
 
     def __iter__(self) -> Iterator[Any]:
-        if self._done >= len(self):
-            self._done = 0
+        if self._ended:
+            self._done, self._ended = 0, False
         return self
 
     def __next__(self) -> Any:
         """A tensor [B, d]; {name: tensor} for several names; [B, names, d] with stack; (that, rows) with_rows."""
         if self._done >= len(self):
+            self._ended = True
             raise StopIteration
         gathered = self._gathered()
         values = self._values(gathered.values)
@@ -157,7 +160,7 @@ class Batches:
         done = state.get("done")
         if type(done) is not int or done < 0:
             raise RequestError(f"state of batches: done is {done!r}; allowed is a whole number of at least 0")
-        self._done = done
+        self._done, self._ended = done, False
 
     def _gathered(self) -> _Gathered:
         """The next batch; the ones after it are gathered behind while the caller works with this one."""

@@ -120,7 +120,7 @@ def test_a_stopped_iterator_goes_on_exactly_where_it_was(run: Any, taken: int, s
     second = run.batches("mlp.1", **options)
     next(second, None)  # whatever it was doing before is forgotten
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    tail = [rows.tolist() for _, rows in second] if taken < len(whole) else []
+    tail = [rows.tolist() for _, rows in second]  # nothing, where the state was taken behind the last batch
     assert head + tail == whole
 
 
@@ -130,6 +130,11 @@ def test_an_iterator_goes_on_after_a_break_and_starts_anew_after_its_end(run: An
         break
     assert len(rows_of(batches)) == 37
     assert sorted(rows_of(batches)) == list(range(47))
+
+
+def test_a_batch_larger_than_all_rows_takes_no_more_room_than_they_do(run: Any) -> None:
+    assert sorted(rows_of(run.batches("mlp.1", 10**15, with_rows=True))) == list(range(47))
+    assert rows_of(run.batches("mlp.1", 10**15, rank=1, world=2, with_rows=True)) == []
 
 
 @pytest.mark.parametrize(
