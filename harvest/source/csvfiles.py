@@ -81,8 +81,7 @@ class CsvFile(TextFile):
 
     @cached_property
     def _header(self) -> tuple[tuple[str, ...], Mark]:
-        with self.place.open_text() as file:
-            start = len(BOM) if file.read(len(BOM)) == BOM else 0
+        start = len(BOM) if self.place.head(len(BOM)) == BOM else 0
         reader = CsvReader(self.place, Mark(0, start, 1), (), ())
         try:
             record = reader.fetch()

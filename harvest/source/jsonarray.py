@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from harvest.source.lines import BOM, parse_object
-from harvest.source.places import Place
+from harvest.source.places import TORN, Place
 from harvest.source.textfiles import Mark, Record, RowError, TextFile, TextReader
 
 _SPACE = b" \t\r\n"
@@ -33,13 +33,29 @@ class ArrayReader(TextReader):
         super().__init__(place, mark, columns)
         self._buffer, self._start, self._finished = b"", 0, False
         self._consumed = 0
+        self._torn: Exception | None = None
 
     def _fill(self) -> bool:
         """Reads on, twice as far each time, so that a record of any length is looked at a few times only."""
         left = self._buffer[self._start :]
-        more = self.stream.read(max(_CHUNK, len(left)))
+        more = self._read(max(_CHUNK, len(left)))
         self._buffer, self._start = left + more, 0
         return bool(more)
+
+    def _read(self, size: int) -> bytes:
+        """Up to `size` bytes; what can be read of a damaged file comes first, then its error."""
+        if self._torn is not None:
+            raise self._torn
+        found: list[bytes] = []
+        try:
+            while size > 0 and (more := cast(Any, self.stream).read1(size)):
+                found.append(more)
+                size -= len(more)
+        except TORN as error:
+            if not found:
+                raise
+            self._torn = error
+        return b"".join(found)
 
     def fetch(self) -> Record | None:
         """The next element; a file that ends before its array does is one bad row at the end."""
@@ -85,7 +101,7 @@ class ArrayReader(TextReader):
 
     def _rest(self) -> bytes:
         rest = self._buffer[self._start + 1 :].strip(_SPACE)
-        while not rest and (more := self.stream.read(_CHUNK)):
+        while not rest and (more := self._read(_CHUNK)):
             rest = more.strip(_SPACE)
         return rest
 
@@ -124,8 +140,7 @@ class ArrayFile(TextFile):
 
     def origin(self) -> Mark:
         """Behind the bracket."""
-        with self.place.open_text() as file:
-            head = file.read(HEAD)
+        head = self.place.head(HEAD)
         inside = opening(head) or 0
         return Mark(0, inside, 1 + head.count(b"\n", 0, inside))
 

@@ -72,8 +72,7 @@ class LineFile(TextFile):
 
     def origin(self) -> Mark:
         """After a byte order mark."""
-        with self.place.open_text() as file:
-            return Mark(0, len(BOM) if file.read(len(BOM)) == BOM else 0, 1)
+        return Mark(0, len(BOM) if self.place.head(len(BOM)) == BOM else 0, 1)
 
     def open_at(self, mark: Mark) -> LineReader:
         """A reader of the file's format."""

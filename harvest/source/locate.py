@@ -66,11 +66,12 @@ class _Finder:
                 "data.revision", self.data.revision, "names a commit of a hub dataset; leave it out for files"
             )
         if self.data.files is not None:
-            return self._places(self._listed(), self.root)
+            places = self._places(self._listed(), self.root if is_folder else posixpath.dirname(self.root))
+            return places if isinstance(self.data.files, dict) else self._split(places)
         if is_folder:
             return self._folder()
         if self.fs.exists(self.root):
-            return self._places([self.root], posixpath.dirname(self.root))
+            return self._split(self._places([self.root], posixpath.dirname(self.root)))
         files = self._matches(self.root)
         if not files:
             raise self._wrong("data.path", self.data.path, "no file matches")
@@ -94,13 +95,16 @@ class _Finder:
     def _listed(self) -> list[str]:
         """The files of `data.files`: names and globs relative to `data.path`."""
         files = self.data.files
-        if isinstance(files, dict):
+        if isinstance(files, dict) and files:
             split = self.data.split or (next(iter(files)) if len(files) == 1 else None)
             if split not in files:
                 raise self._wrong("data.split", self.data.split, f"data.files has {', '.join(files)}")
             files = files[split]
+        names = [files] if isinstance(files, str) else files
+        if not names or not isinstance(names, list) or not all(name and isinstance(name, str) for name in names):
+            raise self._wrong("data.files", self.data.files, "allowed are names and globs of files, also by split")
         found: set[str] = set()
-        for name in [files] if isinstance(files, str) else files or []:
+        for name in names:
             path = name if posixpath.isabs(name) else posixpath.join(self.root, name)
             if self.fs.isfile(path):
                 found.add(path)

@@ -64,8 +64,7 @@ def _data_file(place: Place, columns: Sequence[str]) -> DataFile:
 
 def _json_file(place: Place, columns: Sequence[str]) -> DataFile:
     """A `.json` file is an array of records or JSON lines: its first character tells."""
-    with place.open_text() as file:
-        head = file.read(HEAD)
+    head = place.head(HEAD)
     if opening(head) is not None:
         return ArrayFile(place, columns)
     lines = head.split(b"\n")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
+from lzma import LZMAError
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -27,6 +29,8 @@ FORMATS = {
 }
 """Suffix -> format; the text formats also with one of COMPRESSIONS behind."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+TORN = (EOFError, OSError, LZMAError, zlib.error)
+"""What decompressing a file that was cut off or damaged raises."""
 _TEXT = ("jsonl", "json", "csv", "txt")
 _BUFFER = 1 << 20
 _ENDS = 64 << 10
@@ -104,6 +108,24 @@ class Place:
         while byte > 0 and (passed := stream.read(min(byte, _BUFFER))):
             byte -= len(passed)
         return stream
+
+    def head(self, size: int) -> bytes:
+        """The first bytes of the decompressed file, or what can be read of them.
+
+        Raises RequestError where a compressed file does not even begin.
+        """
+        found = b""
+        with self.open_text() as file:
+            try:
+                while len(found) < size and (more := cast(Any, file).read1(size - len(found))):
+                    found += more
+            except TORN as error:
+                if not self.compressed:
+                    raise  # a disk or network that fails is no property of the data
+                if not found:
+                    kind = COMPRESSIONS[split_suffix(self.path)[1]]
+                    raise self.refuse(f"not a readable {kind} file: {' '.join(str(error).split())}") from None
+        return found
 
     def fingerprint(self) -> str:
         """Hub commit; or size and a hash of both ends (local), or size and version (remote)."""

@@ -96,8 +96,11 @@ class TableFile:
     def projection(self, schema: Any) -> list[str]:
         """The top-level columns to read; raises RequestError where a wanted column is in none of them."""
         require_columns(self.wanted, list(_field_names(schema)), self.name)
+        for column in (wanted := top_level(self.wanted, schema.names)):
+            if wanted.count(column) > 1:
+                raise self.place.refuse(f"the schema names the column {column!r} more than once")
         # without any column a batch would not say how many rows it has
-        return top_level(self.wanted, schema.names) or schema.names[:1]
+        return wanted or schema.names[:1]
 
 
 def _field_names(fields: Any, prefix: str = "") -> Iterator[str]:

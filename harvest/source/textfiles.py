@@ -7,12 +7,10 @@ and `TextFile.scan` where that can be done for many records at once) and in what
 from __future__ import annotations
 
 import threading
-import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from lzma import LZMAError
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -20,15 +18,13 @@ from numpy.typing import NDArray
 
 from harvest.records import SourceRow
 from harvest.source.columns import column_names, missing_columns, project
-from harvest.source.places import Place
+from harvest.source.places import TORN, Place
 from harvest.source.rows import Keep, wanted_rows
 
 _FIRST_SPACING = 256
 _MOST_MARKS = 1024
 _CHUNK = 8 << 20
 _PEEK_ROWS = 64
-_TORN = (EOFError, OSError, LZMAError, zlib.error)
-"""What decompressing a file that was cut off or damaged raises."""
 
 
 class Mark(NamedTuple):
@@ -96,7 +92,7 @@ class TextReader(ABC):
         if self._ahead is None and not self._over:
             try:
                 self._ahead = self.fetch()
-            except _TORN as error:
+            except TORN as error:
                 if not self.place.compressed:
                     raise  # a disk or network that fails is no property of the data
                 self._ahead = Record(

@@ -226,3 +226,40 @@ def test_a_csv_header_that_names_the_wanted_column_twice_is_refused(tmp_path: Pa
     (tmp_path / "a.csv").write_text("text,n,n,text\na,1,2,b\n")
     with pytest.raises(RequestError, match="the header names the column 'text' more than once"):
         read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("kind", [".jsonl", ".json", ".csv", ".txt"])
+def test_a_file_that_only_its_name_calls_compressed_is_refused_by_name(tmp_path: Path, kind: str, suffix: str) -> None:
+    path = tmp_path / f"a{kind}{suffix}"
+    path.write_bytes(b'{"text": "a"}\n' * 3)
+    with pytest.raises(
+        RequestError, match=rf"data\.path: a\{kind}\{suffix}: not a readable [a-z0-9]+ file: "
+    ) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compressed_array_that_is_cut_off_keeps_the_records_before(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    records = [{"text": "".join(generator.choices("abcdefgh", k=200))} for _ in range(2000)]
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(records).encode())[:-30_000])
+    *good, (_, error) = read(path)
+    assert len(good) > 500
+    assert [text for _, text in good] == [record["text"] for record in records[: len(good)]]
+    assert error.startswith("a.json.gz line 1: ")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_column_that_a_schema_names_twice_is_refused_only_where_it_is_wanted(tmp_path: Path, suffix: str) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["text", "text", "label"])
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(RequestError, match=rf"a\{suffix}: the schema names the column 'text' more than once"):
+        read(path)
+    assert read(path, ("label",)) == [(0, "c")]

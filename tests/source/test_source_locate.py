@@ -94,6 +94,22 @@ def test_what_is_not_there_is_refused_by_name(folder: Path) -> None:
     assert "no data file in this folder" in refusal(path=str(folder.parent / "empty"))
 
 
+def test_a_split_that_a_single_file_does_not_name_is_refused(folder: Path) -> None:
+    (folder / "test-0.jsonl").write_text(lines("t"))
+    path = str(folder / "test-0.jsonl")
+    assert names_and_texts(path=path, split="test") == [("test-0.jsonl", ["t"])]
+    assert names_and_texts(path=path, files=[path], split="test") == names_and_texts(path=path)
+    for more in ({}, {"files": [path]}):
+        assert refusal(path=path, split="validation", **more).startswith("data.split = 'validation': no file of ")
+
+
+@pytest.mark.parametrize("files", ["", [], {}, [""], {"train": []}, {"train": 5}, {"train": [5]}])
+def test_data_files_that_name_no_file_are_refused(folder: Path, files: Any) -> None:
+    assert refusal(path=str(folder), files=files) == (
+        f"data.files = {files!r}: allowed are names and globs of files, also by split"
+    )
+
+
 def test_mixed_formats_are_refused_with_their_list(folder: Path) -> None:
     (folder / "more.csv").write_text("text\na\n")
     assert "files of several formats: csv (more.csv), jsonl (sub/test.jsonl)" in refusal(path=str(folder))
