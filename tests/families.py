@@ -103,11 +103,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", _KV),
     "olmo": ("olmo", _KV),
     "olmo2": ("olmo2", _KV),
+    "olmo3": ("olmo3", {**_KV, **_SLIDING}),
+    "smollm3": ("smollm3", _KV),
+    "glm4": ("glm4", {**_WIDE, "partial_rotary_factor": 0.5}),
     "granite": ("granite", {**_KV, "residual_multiplier": 0.22, "embedding_multiplier": 3.0}),
     "starcoder2": ("starcoder2", {**_KV, "sliding_window": 4}),
     "stablelm": ("stablelm", _KV),
     "stablelm_parallel": ("stablelm", {**_KV, "use_parallel_residual": True}),
     "cohere": ("cohere", _KV),
+    "cohere2": ("cohere2", {**_KV, **_SLIDING}),
     "mixtral": ("mixtral", {**_KV, "num_local_experts": EXPERTS, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", {**_KV, **_MOE, "head_dim": 8, "moe_intermediate_size": 8, "mlp_only_layers": [1]}),
     "olmoe": ("olmoe", {**_KV, **_MOE}),
@@ -174,13 +178,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("xlm-roberta", {**_H, "max_position_embeddings": 66, "pad_token_id": 1}),
     "modernbert": ("modernbert", {**_H, "global_attn_every_n_layers": 2, "local_attention": 4, "pad_token_id": 0}),
     # not in the table
-    "smollm3": ("smollm3", _KV),
+    "helium": ("helium", {**_KV, "head_dim": 8}),
     "qwen2_moe": ("qwen2_moe", {**_KV, **_MOE, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
     "t5": ("t5", {"d_model": HIDDEN, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2, "d_ff": 24, "d_kv": 8}),
 }
 """Family -> model type and its settings."""
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
-NOT_IN_THE_TABLE = ("smollm3", "qwen2_moe", "t5")
+NOT_IN_THE_TABLE = ("helium", "qwen2_moe", "t5")
 
 
 def tiny_config(family: str, **more: Any) -> Any:

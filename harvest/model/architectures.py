@@ -63,6 +63,8 @@ _MOE = Architecture(router="mlp.gate")
 _GEMMA2 = Architecture(
     mid="pre_feedforward_layernorm", after_attn="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
 )
+_OLMO2 = Architecture(mid="mlp", after_attn="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+_COHERE = Architecture(mid=None, parallel=True)
 _BERT = Architecture(
     blocks="encoder.layer",
     final_norm=None,
@@ -90,12 +92,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         o_proj="self_attn.dense", down_proj="mlp.fc2", mid=None, parallel=True, final_norm="final_layernorm"
     ),
     "phi3": _LLAMA,
+    "smollm3": _LLAMA,
     "olmo": _LLAMA,
-    "olmo2": Architecture(mid="mlp", after_attn="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
     "granite": Architecture(scale="residual_multiplier"),
     "starcoder2": Architecture(down_proj="mlp.c_proj"),
     "stablelm": Architecture(parallel=("use_parallel_residual",)),
-    "cohere": Architecture(mid=None, parallel=True),
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "glm4": Architecture(after_attn="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     "mixtral": _MOE,
     "qwen3_moe": _MOE,
     "olmoe": _MOE,

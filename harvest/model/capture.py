@@ -40,7 +40,7 @@ class Capture:
         self.names = tuple(names)
         self._model, self._runs = model, runs_of(model, names)
         self._device = next(self._runs.parameters()).device
-        self._masked = needs_mask(model)
+        self._masked = needs_mask(model) and _takes(self._runs, "attention_mask")
         self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
         self._handles: list[Any] = []
         self._training: list[torch.nn.Module] = []

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from harvest.errors import RequestError
-from harvest.model.architectures import decoder_layers, trunk_of, unwrapped
+from harvest.model.architectures import trunk_of, unwrapped
 from harvest.model.points import MODULES, Layer, Name, has
 from harvest.model.probe import PROBE, Side, probe
 
@@ -49,10 +49,9 @@ def with_widths(model: Any, names: Sequence[Name]) -> tuple[Name, ...]:
     )
 
 
-def returns_several_states(model: Any) -> bool:
-    """Whether a block hands on more than one vector per token: then its first output need not be the stream."""
-    first = next(path for path, module in unwrapped(model).named_modules() if module is decoder_layers(model)[0])
-    return bool(probe(trunk_of(model), unwrapped(model), {(first, "output")}).several)
+def returns_several_states(model: Any, block: str) -> bool:
+    """Whether the block at a path hands on more than one vector per token: then the first need not be the stream."""
+    return bool(probe(trunk_of(model), unwrapped(model), {(block, "output")}).several)
 
 
 def runs_of(model: Any, names: Sequence[Name]) -> nn.Module:

@@ -84,11 +84,11 @@ def _forward(runs: nn.Module, **arguments: Any) -> None:
     with _quiet_torch(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         state = {
             name: torch.empty(
-                tensor.shape, dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype, device="meta"
-            )  # bfloat16: the shape rule of grouped matrix products knows no other
+                tensor.shape, dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype, device="cpu"
+            )  # bfloat16: the shape rule of grouped matrix products knows no other; cpu: where code that names none is
             for name, tensor in [*runs.named_parameters(), *runs.named_buffers()]
         }
-        ids = torch.zeros(PROBE, dtype=torch.long, device="meta")
+        ids = torch.zeros(PROBE, dtype=torch.long, device="cpu")
         torch.func.functional_call(runs, state, (), {"input_ids": ids, **arguments})
 
 

@@ -61,14 +61,15 @@ class _Sites:
         trunk = next(path for path, module in self.inner.named_modules() if module is self.trunk)
         self.prefix = f"{trunk}." if trunk else ""
         self.block = f"{self.prefix}{blocks_path(model)}."
-        self.available = [site for site in SITES if not isinstance(self.layers_of(site), str)]
+        self.having = {site: self._layers_of(site) for site in SITES}
+        self.available = [site for site, having in self.having.items() if not isinstance(having, str)]
 
-    def layers_of(self, site: str) -> list[int] | str:
+    def _layers_of(self, site: str) -> list[int] | str:
         """The layers that have a site (none are counted for a site outside the blocks), or why no layer has."""
         point = point_of(self.model, site)
         if isinstance(point, str):
             return point
-        if architecture_of(self.model) is None and returns_several_states(self.model):
+        if architecture_of(self.model) is None and returns_several_states(self.model, f"{self.block}0"):
             return "its blocks return several states, and its architecture is not in the table of sites"
         if site in OUTSIDE:
             return [] if has(self.trunk, point.module) else "it has no such part"
@@ -82,7 +83,7 @@ class _Sites:
         site, layer = _split(asked)
         if site not in SITES or (site in OUTSIDE and layer is not None):
             raise RequestError(f"capture.sites = {asked!r}: {MISLEADING.get(site, 'no such site')}; {self._has()}")
-        having = self.layers_of(site)
+        having = self.having[site]
         if isinstance(having, str):
             kind = self.model.config.model_type
             raise RequestError(f"capture.sites = {asked!r}: {kind!r} has none: {having}; {self._has()}")

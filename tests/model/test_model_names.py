@@ -197,7 +197,7 @@ def test_widths_are_told_from_the_config_without_weights(family: str) -> None:
 # ---- architectures that are not in the table ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["smollm3", "qwen2_moe"])
+@pytest.mark.parametrize("family", ["helium", "qwen2_moe"])
 def test_an_unknown_architecture_with_one_stack_of_blocks_has_residual_and_modules(family: str) -> None:
     model = tiny_family(family)
     sites = ["residual", "module:model.layers.{layer}.self_attn", "module:model.norm"]
@@ -212,6 +212,26 @@ def test_an_unknown_architecture_with_one_stack_of_blocks_has_residual_and_modul
         RequestError, match=f"'mlp': '{family}' has none: .*not in the table.*; this model has residual, mod"
     ):
         resolve_names(model, ["mlp"], "all")
+
+
+def test_a_model_that_hands_out_no_hidden_states_is_captured_all_the_same() -> None:  # E05
+    class Silent(type(tiny_llama().model)):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor]:
+            hidden = self.embed_tokens(input_ids)
+            turn = self.rotary_emb(hidden, torch.arange(input_ids.shape[1])[None])
+            for block in self.layers:
+                hidden = block(hidden, position_embeddings=turn)
+            return (self.norm(hidden),)
+
+    model = tiny_llama()
+    model.model.__class__ = Silent
+    model.config.model_type = "mystery"
+    names = resolve_names(model, ["residual", "module:model.norm"], "all")
+    found, row = capture(model, names, DOCUMENTS), 0
+    for ids in DOCUMENTS:
+        expected = seen_at(tiny_llama(), "model.layers.2", ids)
+        assert worst_error(found["residual.2"][row : row + len(ids)], expected) < TOLERANCE_TINY
+        row += len(ids)
 
 
 def test_an_unknown_architecture_that_looks_to_the_right_sees_no_padding() -> None:  # the mask is always passed

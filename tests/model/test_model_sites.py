@@ -32,7 +32,9 @@ HAVE: dict[str, set[str]] = {
     **dict.fromkeys(FAMILIES, DENSE),
     **dict.fromkeys(["mixtral", "olmoe", "gpt_oss"], MIXTURE),
     **dict.fromkeys(["qwen3_moe", "deepseek_v3"], BOTH),
-    **dict.fromkeys(["phi", "cohere", "gptj", "gpt_neox", "falcon", "falcon_new", "stablelm_parallel"], PARALLEL),
+    **dict.fromkeys(
+        ["phi", "cohere", "cohere2", "gptj", "gpt_neox", "falcon", "falcon_new", "stablelm_parallel"], PARALLEL
+    ),
     **dict.fromkeys(["bert", "roberta", "xlm-roberta", "opt_350m"], NO_LAST_NORM),
     "bloom_post_norm": POST_NORM,
     "mamba": {"residual", "residual_pre", "embedding", "final_norm"},
@@ -208,6 +210,8 @@ NORMED_OUTSIDE = {
     "gemma3_both_ways": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "gemma3": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "olmo3": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 
 
@@ -232,11 +236,14 @@ INPUT_NORMS: dict[str, tuple[str | None, str | None]] = {
     **dict.fromkeys(
         ["gemma2", "gemma3_text", "gemma3", "gemma3_both_ways"], ("input_layernorm", "pre_feedforward_layernorm")
     ),
-    **dict.fromkeys(["phi", "cohere", "falcon", "stablelm_parallel"], ("input_layernorm", "input_layernorm")),
+    **dict.fromkeys(
+        ["phi", "cohere", "cohere2", "falcon", "stablelm_parallel"], ("input_layernorm", "input_layernorm")
+    ),
     **dict.fromkeys(["gpt2", "gpt_neo"], ("ln_1", "ln_2")),
     **dict.fromkeys(["bert", "roberta", "xlm-roberta"], (None, "attention.output.LayerNorm")),
     "gptj": ("ln_1", "ln_1"),
     "olmo2": (None, None),
+    "olmo3": (None, None),
     "falcon_new": ("ln_attn", "ln_mlp"),
     "opt": ("self_attn_layer_norm", "final_layer_norm"),
     "opt_350m": (None, "self_attn_layer_norm"),
