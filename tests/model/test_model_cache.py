@@ -50,7 +50,7 @@ def records(draw: Any) -> ActivationRecord:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(records(), max_size=5))
 def test_what_is_loaded_is_what_was_saved_bit_by_bit(tmp_path_factory: Any, kept: list[ActivationRecord]) -> None:
     path = tmp_path_factory.mktemp("cache") / "a.safetensors"
@@ -63,6 +63,7 @@ def test_what_is_loaded_is_what_was_saved_bit_by_bit(tmp_path_factory: Any, kept
     assert not any(r.tensor.is_inference() for r in loaded)
 
 
+@settings(deadline=None)
 @given(st.lists(records(), max_size=6), st.data())
 def test_a_query_finds_just_the_records_that_fit_in_their_order(kept: list[ActivationRecord], data: Any) -> None:
     cache = ActivationCache()
@@ -195,6 +196,15 @@ def test_any_bit_that_flips_is_found(saved: Path) -> None:
         saved.write_bytes(bad)
         with pytest.raises(HarvestError, match=r"cache\.safetensors"):
             ActivationCache.load(saved)
+
+
+@pytest.mark.parametrize(("told", "instead"), [(b'"F32"', b'"I32"'), (b"[4,3]", b"[3,4]"), (b"[4,3]", b"[2,6]")])
+def test_numbers_that_would_be_read_as_others_are_found(saved: Path, told: bytes, instead: bytes) -> None:
+    good = saved.read_bytes()
+    assert good.count(told) == 1
+    saved.write_bytes(good.replace(told, instead))
+    with pytest.raises(DamageError, match="damaged: tensor 0 does not match its checksum"):
+        ActivationCache.load(saved)
 
 
 def test_a_file_cut_short_or_prolonged_is_found(saved: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_last_residual_comes_before_the_final_norm_and_the_normed_state_has_
     assert (normed.layer, normed.site) == (None, "final_norm")
 
 
-@pytest.mark.parametrize("family", ["llama", "phi", "qwen3_moe", "gemma2", "gemma3", "olmo2"])
+@pytest.mark.parametrize("family", ["llama", "phi", "qwen3_moe", "granite", "gemma2", "gemma3", "olmo2"])
 def test_contributions_add_up_where_a_norm_follows_the_sublayer_too(family: str) -> None:  # defect 9
     spec = CaptureSpec(("residual_pre", "attn_contribution", "mlp_contribution", "residual"), layers=1)
     before, attn, mlp, after = (site.tensor for site in capture_activations(tiny_family(family), IDS, spec))
@@ -373,6 +373,16 @@ def test_an_error_in_the_middle_of_registration_leaves_the_model_as_it_was() -> 
     assert state_of(model) == before
 
 
+def test_of_a_module_that_runs_twice_the_first_time_counts() -> None:
+    model = tiny_llama()
+    mlp, seen = model.model.layers[0].mlp, []
+    mlp.register_forward_hook(lambda _m, _a, out: seen.append(out[0].clone()))
+    model.model.layers[0].forward = lambda hidden, **_: mlp(mlp(hidden))
+    found = capture_activations(model, IDS, CaptureSpec(("mlp", "residual"), layers=0))
+    assert [torch.equal(site.tensor, run) for site, run in zip(found, seen)] == [True, True]
+    assert not torch.equal(*seen)
+
+
 def test_a_module_that_does_not_run_this_time_is_an_error_and_not_a_missing_row() -> None:
     model = tiny_llama()
     model.model.layers[1].forward = lambda hidden, **_: hidden
@@ -413,7 +423,7 @@ def padding(*rows: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("ids", "spec", "mask", "says"),
     [
-        (IDS, CaptureSpec(layers=(0, 3)), None, r"layers = \[0, 3\]: the model has 3 layers; allowed are 0 to 2"),
+        (IDS, CaptureSpec(layers=(0, 3)), None, r"^layers = \[0, 3\]: the model has 3 layers; allowed are 0 to 2"),
         (IDS, CaptureSpec(layers=-4), None, "allowed are 0 to 2, or -3 to -1"),
         (IDS, CaptureSpec("attn.9"), None, "the model has 3 layers"),
         (IDS, CaptureSpec("router"), None, "'llama' has none"),

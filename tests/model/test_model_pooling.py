@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvest.errors import RequestError
@@ -16,6 +16,7 @@ from harvest.model.pooling import span_pool
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 12), st.integers(1, 4), st.sampled_from(DTYPES), st.sampled_from(["mean", "last"]))
 def test_every_span_is_what_numpy_makes_of_its_rows(
     data: st.DataObject, length: int, width: int, dtype: torch.dtype, mode: str
