@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from families import CONFIGS, EXPERTS, HIDDEN, LAYERS, tiny_family
@@ -504,3 +506,16 @@ def test_the_names_are_offered_at_the_top() -> None:
     assert harvest.ActivationCache is ActivationCache
     assert harvest.ActivationRecord.__name__ == "ActivationRecord"
     assert CaptureSpec() == CaptureSpec(sites=("residual",), layers=None, offload="cpu")
+
+
+@pytest.mark.parametrize("offloaded", [accelerate.cpu_offload, accelerate.disk_offload])
+def test_weights_that_are_fetched_when_needed_give_the_same_values_and_go_back(offloaded: Any, tmp_path: Path) -> None:
+    model, where = tiny_gpt2(), [tmp_path] if offloaded is accelerate.disk_offload else []
+    ids, mask = padded(DOCUMENTS, "left")
+    spec = CaptureSpec(("residual", "attn", "mlp_neurons"), layers=1)
+    expected = capture_activations(model, ids, spec, mask)
+    offloaded(model, *where, execution_device="cpu")
+    for _ in range(2):
+        found = capture_activations(model, ids, spec, mask)
+        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(found, expected))
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
