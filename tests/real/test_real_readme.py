@@ -16,6 +16,7 @@ from realdata import REAL, ROOT
 from harvest import show
 from harvest.__main__ import app
 from harvest.config import load_job
+from harvest.model.overview import overview
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -51,6 +52,10 @@ def test_the_output_shown_has_the_lines_that_the_demo_prints(run: Any) -> None:
     assert shown
     printed = show.run(run).text
     assert [line.split()[0] for line in shown[1].splitlines()] == [line.split()[0] for line in printed.splitlines()]
+
+
+def test_the_table_of_architectures_is_the_one_that_the_code_uses() -> None:
+    assert overview() in README.partition("<!-- architectures -->")[2]
 
 
 def test_every_job_example_is_a_valid_job() -> None:
