@@ -65,17 +65,17 @@ class Sequences:
         real_BT = self.real.to(device)
         if real_BT.all():
             return {"input_ids": self.ids.to(device)}
-        inputs = {
-            "input_ids": self.ids.to(device).masked_fill(~real_BT, filler),  # what stood there need be no id
-            "attention_mask": real_BT.long(),
-        }
-        if real_BT[:, 0].all() or _counts_by_id(runs):  # a model counts from the left by itself
+        inputs = {"input_ids": self.ids.to(device).masked_fill(~real_BT, filler)}  # what stood there need be no id
+        masked = takes(runs, "attention_mask")  # no model without is known to look to its right
+        if masked:
+            inputs["attention_mask"] = real_BT.long()
+        if real_BT[:, 0].all() or (masked and _counts_by_id(runs)):  # a model counts from the left by itself
             return inputs
-        if takes(runs, "position_ids"):
+        if masked and takes(runs, "position_ids"):
             inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp_min(0)
-        elif architecture_of(model) is None:  # those of the table have no positions, or find them in the mask
+        elif not masked or architecture_of(model) is None:  # those of the table count by the mask, or not at all
             raise RequestError(
-                f"attention_mask: whether {config.model_type!r} counts padding on the left as positions is not known; "
+                f"attention_mask: what padding on the left does to {config.model_type!r} is not known; "
                 "allowed is padding on the right"
             )
         return inputs

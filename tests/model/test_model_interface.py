@@ -12,8 +12,9 @@ from families import CONFIGS, EXPERTS, HIDDEN, LAYERS, tiny_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import worst_error
-from tiny import tiny_gpt2, tiny_llama
+from tiny import amplify, tiny_gpt2, tiny_llama
 from torch import nn
+from transformers import xLSTMConfig, xLSTMForCausalLM
 
 import harvest
 from harvest.errors import RequestError, WorkError
@@ -477,16 +478,25 @@ def test_more_tokens_than_learned_positions_are_refused_and_computed_positions_h
             capture_activations(model, [5] * 65, CaptureSpec(layers=0))
 
 
-def test_padding_on_the_left_is_refused_where_nobody_knows_what_it_does_to_positions() -> None:
-    model = tiny_family("mpt")
-    model.config.model_type = "unheard_of"
-    ids, mask = padded(DOCUMENTS, "left")
-    with pytest.raises(
-        RequestError, match=r"'unheard_of' counts padding on the left .* allowed is padding on the right"
-    ):
-        capture_activations(model, ids, CaptureSpec(), mask)
-    ids, mask = padded(DOCUMENTS, "right")
-    assert len(capture_activations(model, ids, CaptureSpec(), mask)) == LAYERS
+def tiny_xlstm() -> Any:
+    """Takes no mask."""
+    kernels = {"chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native"}
+    sizes = {"vocab_size": 64, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_heads": 2}
+    return amplify(xLSTMForCausalLM(xLSTMConfig(**sizes, **kernels, step_kernel="native")))
+
+
+def test_padding_on_the_left_is_refused_where_nobody_knows_what_it_does() -> None:
+    unheard_of, maskless = tiny_family("mpt"), tiny_xlstm()
+    unheard_of.config.model_type = "unheard_of"
+    for model, kind in ((unheard_of, "unheard_of"), (maskless, "xlstm")):
+        ids, mask = padded(DOCUMENTS, "left")
+        with pytest.raises(RequestError, match=f"on the left does to '{kind}' is not known; allowed is .* the right"):
+            capture_activations(model, ids, CaptureSpec(), mask)
+        ids, mask = padded(DOCUMENTS, "right")
+        found = capture_activations(model, ids, CaptureSpec(), mask)
+        for row, document in enumerate(DOCUMENTS):
+            expected = alone(model, blocks(model)[2], document)
+            assert worst_error(found[2].tensor[row, : len(document)], expected) < TOLERANCE
 
 
 def test_an_encoder_decoder_and_what_is_no_model_are_refused_by_name() -> None:
