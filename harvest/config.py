@@ -95,7 +95,8 @@ class DataSettings(Settings):
     ids: str | None = Field(default=None, min_length=1)
     """Column with token ids."""
     contrast: Annotated[tuple[str, str], Field(strict=False)] | None = None
-    spans: str | None = None
+    spans: str | None = Field(default=None, min_length=1)
+    """Column of `{name, start, end}`: characters of the text, tokens of ids; null for none."""
     keep: Names | None = None
     limit: int | None = Field(default=None, ge=1, le=MOST)
     max_tokens: int | None = Field(default=None, ge=1, le=MOST)
@@ -114,6 +115,8 @@ class DataSettings(Settings):
         given = [k for k in ("text", "messages", "ids", "contrast") if getattr(self, k) is not None]
         if len(given) > 1:
             raise ValueError(f"give one of text, messages, ids and contrast, not {' and '.join(given)}")
+        if self.spans is not None and self.messages is not None:
+            raise ValueError("spans: allowed with text and ids; chat messages get spans by role by themselves")
         return self
 
     @property
@@ -196,7 +199,7 @@ def _check_positions(value: Any) -> Any:
             return value
         if key == "sample" and type(inner) in (int, float) and 0 < inner <= 1:
             return value
-        if key == "span" and isinstance(inner, list | tuple) and all(isinstance(v, str) for v in inner):
+        if key == "span" and isinstance(inner, list | tuple) and inner and all(isinstance(v, str) for v in inner):
             return {"span": tuple(inner)}
     raise ValueError(
         "allowed are 'all', 'last', 'first', a list of whole numbers, {every = 4}, {sample = 0.1} and {span = [...]}"

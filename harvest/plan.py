@@ -18,6 +18,7 @@ from harvest.estimate import Estimate, estimate, probe_documents, shard_document
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
+from harvest.text.spans import uses_spans
 from harvest.text.tokenise import Tokeniser
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Resolved:
     names: tuple[str, ...]
     fixed_date: str
     """The date that chat templates see."""
+    spans: bool
+    """The token table says which span each token is in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,8 @@ def make_plan(
     Raises RequestError for whatever cannot work, cheapest checks first and before any weight is loaded.
     """
     refuse_unbuilt(job)
-    source = open_source(job.data, [job.data.column, *(job.data.keep or ())], data)
+    spans = [job.data.spans] if job.data.spans is not None else []
+    source = open_source(job.data, list(dict.fromkeys([job.data.column, *spans, *(job.data.keep or ())])), data)
     found = _describe(job, model, tokenizer)
     tokeniser = _tokeniser(job, found)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
@@ -119,6 +123,7 @@ def make_plan(
         threads=resolve_threads(job),
         names=tuple(str(name) for name in found.names),
         fixed_date=FIXED_DATE.date().isoformat(),
+        spans=uses_spans(job.data, job.capture),
     )
     memory = worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
@@ -154,13 +159,7 @@ def refuse_unbuilt(job: Job) -> None:
         ("directions", bool(job.directions), "leave it out"),
         ("answers", bool(job.answers), "leave it out"),
         ("data.contrast", job.data.contrast is not None, "leave it out"),
-        ("data.spans", job.data.spans is not None, "leave it out"),
         ("capture.pool", job.capture.pool is not None, "leave it out"),
-        (
-            "capture.positions",
-            isinstance(job.capture.positions, dict) and "span" in job.capture.positions,
-            "use others",
-        ),
         ("tokens.batching", job.tokens.batching not in ("auto", "sorted"), "allowed are 'auto' and 'sorted'"),
         ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
         ("store.compression", job.store.compression != "none", "allowed is 'none'"),

@@ -25,7 +25,7 @@ from harvest.store import layout
 from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
-from harvest.store.tables import TOKENS_SCHEMA, StoredTable, concat_documents
+from harvest.store.tables import StoredTable, concat_documents
 from harvest.tokens import TokenRows
 
 
@@ -55,7 +55,7 @@ class Run:
         self.shards: list[ShardRecord] = list(ledger.records().values())
         """Commit records in dataset order."""
         self._parts = Parts(files, self.shards)
-        self._tokens = TokenRows(self._parts)
+        self._tokens = TokenRows(self._parts, spans=bool(record.plan["resolved"].get("spans")))
         self._activations: dict[str, Activations] = {}
 
     def __repr__(self) -> str:
@@ -96,16 +96,18 @@ class Run:
     def tokens(
         self, rows: Any = None, columns: Sequence[str] | None = None, documents: Iterable[int] | None = None
     ) -> pa.Table:
-        """Which token each row is: document int64, position int32, token int32, chunk int32, special bool.
+        """Which token each row is: document int64, position int32, token int32, chunk int32, special bool; where the
+        job uses spans (`data.spans`, chat messages, positions by span) also `span`, the innermost one or null.
 
         `rows`: a slice, a row number, indices in any order or a mask; `documents`: only rows of these ids, in row
         order. Shards and columns that are not asked for are not read.
         """
         self._refuse_unstored("tokens")
-        wanted = list(TOKENS_SCHEMA.names if columns is None else columns)
+        known = self._tokens.schema.names
+        wanted = list(known if columns is None else columns)
         for column in wanted:
-            if column not in TOKENS_SCHEMA.names:
-                raise RequestError(f"columns: {column!r} is not in the token table: {', '.join(TOKENS_SCHEMA.names)}")
+            if column not in known:
+                raise RequestError(f"columns: {column!r} is not in the token table: {', '.join(known)}")
         if documents is not None:
             if rows is not None:
                 raise RequestError("tokens: give rows or documents, not both")

@@ -126,6 +126,10 @@ class TokenColumns:
     """int32 [n]: which window of the document."""
     special: np.ndarray
     """bool [n]: a special token of the tokenizer."""
+    span: np.ndarray | None = None
+    """int32 [n]: the innermost span around the token, counted in `span_names`, -1 outside all; None without spans."""
+    span_names: tuple[str, ...] = ()
+    """Sorted; those that some row is in."""
 
     def __len__(self) -> int:
         return len(self.document)

@@ -12,35 +12,40 @@ from harvest.activations import Parts
 from harvest.errors import RequestError
 from harvest.records import DOCUMENTS_PER_FILE
 from harvest.store import layout
-from harvest.store.tables import TOKENS_SCHEMA, StoredTable
+from harvest.store.tables import StoredTable, tokens_schema
 
 
 class TokenRows:
     """Row i is the token that row i of every name belongs to."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, spans: bool = False) -> None:
+        """`spans`: the job uses spans, so there is a column of them."""
         self._parts = parts
+        self.schema = tokens_schema(spans=spans)
+
+    def _schema(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(column) for column in columns])
 
     def between(self, columns: Sequence[str], start: int, stop: int) -> pa.Table:
         """Rows [start, stop) of the columns."""
-        starts, tables = self._parts.starts, [_schema(columns).empty_table()]
+        starts, tables = self._parts.starts, [self._schema(columns).empty_table()]
         for part, first in enumerate(starts[:-1]):
             low, high = max(start, int(first)), min(stop, int(starts[part + 1]))
             if low < high:
                 tables.append(self._table(part).read(columns, low - int(first), high - int(first)))
-        return pa.concat_tables([table.select(columns).cast(_schema(columns)) for table in tables])
+        return _joined([table.select(columns).cast(self._schema(columns)) for table in tables])
 
     def take(self, columns: Sequence[str], rows: np.ndarray) -> pa.Table:
         """Rows int64 [n] in any order; each shard is read once."""
         order = np.argsort(rows, kind="stable")
-        ordered, tables = rows[order], [_schema(columns).empty_table()]
+        ordered, tables = rows[order], [self._schema(columns).empty_table()]
         for part, span in self._parts.split(ordered):
             inside = ordered[span] - self._parts.starts[part]
             table = self._table(part).read(columns, int(inside[0]), int(inside[-1]) + 1)
-            tables.append(table.take(pa.array(inside - inside[0])).select(columns).cast(_schema(columns)))
+            tables.append(table.take(pa.array(inside - inside[0])).select(columns).cast(self._schema(columns)))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return pa.concat_tables(tables).take(pa.array(back))
+        return _joined(tables).take(pa.array(back))
 
     def rows_of_documents(self, documents: Iterable[int]) -> np.ndarray:
         """Row numbers, rising; an id tells its shard, so no other is read."""
@@ -72,5 +77,6 @@ class TokenRows:
         return StoredTable(self._parts.files, f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
 
 
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([TOKENS_SCHEMA.field(column) for column in columns])
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table; each shard counts its spans in names of its own."""
+    return pa.concat_tables(tables).unify_dictionaries()

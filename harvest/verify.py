@@ -24,7 +24,7 @@ from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
-from harvest.store.tables import TOKENS_SCHEMA, StoredTable, keys_digest
+from harvest.store.tables import StoredTable, keys_digest, tokens_schema
 
 READ_BYTES = 8 << 20
 """Of an object, at a time."""
@@ -211,7 +211,7 @@ class _Shard:
         if layout.TOKENS in self.broken or layout.TOKENS not in self.record.objects:
             return None
         table = StoredTable(self.files, f"{self.path}/{layout.TOKENS}").read()
-        if table.schema.remove_metadata() != TOKENS_SCHEMA:
+        if table.schema.remove_metadata() != tokens_schema(spans=bool(self.run.plan["resolved"].get("spans"))):
             raise DamageError(f"{self.files.url}/{self.path}/{layout.TOKENS}: columns {table.schema.names}")
         return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
 

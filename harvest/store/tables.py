@@ -27,6 +27,8 @@ TOKENS_SCHEMA = pa.schema(
         pa.field("special", pa.bool_(), nullable=False),
     ]
 )
+SPAN = pa.field("span", pa.dictionary(pa.int32(), pa.string()))
+"""A further column of the token table where the job uses spans: the innermost one around the token, null outside."""
 DOCUMENTS_SCHEMA = pa.schema(
     [
         pa.field("document", pa.int64(), nullable=False),
@@ -45,10 +47,18 @@ ENCODINGS = {"position": "DELTA_BINARY_PACKED"}
 """Positions count up by one: a few bits each. Documents and chunks repeat, which the dictionary's run lengths catch."""
 
 
+def tokens_schema(*, spans: bool) -> pa.Schema:
+    """Of the token table of a job that uses spans, or none."""
+    return TOKENS_SCHEMA.append(SPAN) if spans else TOKENS_SCHEMA
+
+
 def tokens_table(columns: TokenColumns) -> pa.Table:
     """The token table of a shard, row by row with its arrays."""
     arrays = [pa.array(getattr(columns, field.name), field.type) for field in TOKENS_SCHEMA]
-    return pa.Table.from_arrays(arrays, schema=TOKENS_SCHEMA)
+    if columns.span is not None:
+        codes = pa.array(columns.span, SPAN.type.index_type, mask=columns.span < 0)
+        arrays.append(pa.DictionaryArray.from_arrays(codes, pa.array(columns.span_names, pa.string())))
+    return pa.Table.from_arrays(arrays, schema=tokens_schema(spans=columns.span is not None))
 
 
 def keys_digest(document: np.ndarray, position: np.ndarray, token: np.ndarray) -> str:
@@ -238,5 +248,5 @@ class StoredTable:
 
 
 def schemas() -> Mapping[str, pa.Schema]:
-    """Arrow schema by the file's name."""
-    return {"tokens": TOKENS_SCHEMA, "documents": DOCUMENTS_SCHEMA}
+    """Arrow schema by the file's name, with the columns that only some jobs have."""
+    return {"tokens": tokens_schema(spans=True), "documents": DOCUMENTS_SCHEMA}

@@ -13,7 +13,9 @@ from harvest.config import ChatSettings
 from harvest.errors import RequestError
 from harvest.text import reasons
 from harvest.text.encode import MARKED, MARKS
+from harvest.text.locate import THOUGHTS, located
 from harvest.text.reasons import UnusableError, require_text
+from harvest.text.spans import Span
 
 FIXED_DATE = datetime(2024, 7, 26)
 """Today, for every template that asks: the day that Llama 3.1's template falls back to."""
@@ -24,8 +26,6 @@ _RESERVED = (
     "add_generation_prompt", "conversation", "max_length", "padding", "return_assistant_tokens_mask", "return_dict",
     "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "truncation",
 )  # fmt: skip
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys beside `content` that hold text of the message."""
 _PROBE = "probe"
 
 
@@ -37,13 +37,24 @@ class Rendering:
     """What the template made."""
     restore: Callable[[str], str] | None
     """Puts the special tokens that message contents spelled back into a piece of `text`; None: they spelled none."""
+    spans: Sequence[Span]
+    """Every message's text by its role, and the phases, in characters of `text` with the contents put back."""
 
 
 class ChatTemplate:
     """The template of a tokenizer with the job's `[chat]` settings."""
 
-    def __init__(self, tokenizer: Any, chat: ChatSettings, *, column: str, guard: re.Pattern[str] | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat: ChatSettings,
+        *,
+        column: str,
+        guard: re.Pattern[str] | None,
+        by_span: bool = False,
+    ) -> None:
         """`guard` finds what contents may spell but must not become: special tokens, or None to parse them.
+        `by_span`: rows are chosen by span, so a chat whose spans are not certain is of no use.
 
         Raises RequestError where the tokenizer has no template, or one that is no valid Jinja, and for
         `chat.kwargs` that would change what rendering returns.
@@ -51,7 +62,7 @@ class ChatTemplate:
         for key in chat.kwargs:
             if key in _RESERVED:
                 raise RequestError(f"chat.kwargs.{key}: Harvest decides this one; allowed are the template's variables")
-        self._tokenizer, self._chat, self._guard = tokenizer, chat, guard
+        self._tokenizer, self._chat, self._guard, self._by_span = tokenizer, chat, guard, by_span
         kwargs = dict(chat.kwargs)
         try:
             template = tokenizer.get_chat_template(kwargs.pop("chat_template", None), tools=kwargs.get("tools"))
@@ -85,7 +96,8 @@ class ChatTemplate:
             messages, restore = _disguise(messages, self._guard, self._template)
         text = self._render(messages)
         _require_all_text(messages, text)
-        return Rendering(text=text, restore=restore)
+        spans = located(messages, text, self._render, restore, strict=self._by_span)
+        return Rendering(text=text, restore=restore, spans=spans)
 
     def _render(self, messages: Sequence[Message]) -> str:
         wanted = self._chat.generation_prompt
@@ -193,7 +205,7 @@ def _require_all_text(messages: Sequence[Message], rendering: str) -> None:
     """Raises UnusableError unless the stripped text of every message stands in the rendering, in order."""
     at = 0
     for message in messages:
-        for key in _THOUGHTS:
+        for key in THOUGHTS:
             if isinstance(message.get(key), str):
                 _find(message[key], rendering, at, message["role"])
         content = message.get("content")

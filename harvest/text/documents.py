@@ -15,6 +15,7 @@ from harvest.text import reasons
 from harvest.text.chat import ChatTemplate
 from harvest.text.encode import Encoder
 from harvest.text.reasons import UnusableError, require_text
+from harvest.text.spans import Span, TokenSpans, phases_of_text, read_spans, token_spans, with_phases
 from harvest.text.windows import Positions, require_positions
 
 GROUP_DOCUMENTS = 1024
@@ -31,6 +32,10 @@ class Document:
     text: str | None = None
     restore: Callable[[str], str] | None = None
     ids: np.ndarray | None = None
+    named: Sequence[Span] = ()
+    """Spans in characters of the text, or in tokens of the ids as given."""
+    spans: TokenSpans | None = None
+    """The same for the tokens; None where the job uses no spans."""
     trouble: UnusableError | None = None
 
 
@@ -50,6 +55,10 @@ class DocumentReader:
     vocab_size: int
     bos: int | None
     """The BOS token; known where `tokens.bos` is `always` or `window`."""
+    with_spans: bool = False
+    """Spans are read or found, and said of every token."""
+    asked: tuple[str, ...] = ()
+    """Names of spans whose tokens alone are stored; empty for other positions."""
 
     def read(self, rows: Any, limit: int | None, *, each_digest: bool = False) -> Iterator[Document]:
         """Documents in order, tokenised group by group; never a row more than `limit`."""
@@ -77,32 +86,27 @@ class DocumentReader:
             raise UnusableError(reasons.NULL)
         if self.data.kind == "ids":
             document.ids = self._in_vocabulary(_as_ids(value))
+            document.named = self._read_spans(document, len(document.ids))
         elif self.chat is not None:
             rendering = self.chat.render(value)
-            document.text, document.restore = rendering.text, rendering.restore
+            document.text, document.restore, document.named = rendering.text, rendering.restore, rendering.spans
         elif not isinstance(value, str):
             raise UnusableError(reasons.NOT_TEXT, f"{type(value).__name__} in column {self.data.column!r}")
         elif not value:
             raise UnusableError(reasons.EMPTY, harmless=True)
         else:
             require_text(value)
+            if self.with_spans:
+                document.named = with_phases(self._read_spans(document, len(value)), phases_of_text(value))
             document.text = value
+
+    def _read_spans(self, document: Document, length: int) -> list[Span]:
+        return [] if self.data.spans is None else read_spans(document.row.values.get(self.data.spans), length)
 
     def _encoded(self, group: Sequence[Document]) -> Sequence[Document]:
         """The group with ids or a trouble in the place of every text."""
         if self.encoder is not None:
-            itself = self.chat is None and self.tokens.bos != "never"
-            plain = [d for d in group if d.text is not None and d.restore is None]
-            texts = [d.text for d in plain if d.text is not None]
-            literal = (self.tokens.special_in_text == "literal") and self.chat is None
-            for document, ids in zip(plain, self.encoder.encode(texts, add_special=itself, literal=literal)):
-                document.ids = ids
-                if len(ids) <= (self.encoder.added_by_itself if itself else 0):
-                    document.trouble = UnusableError(reasons.EMPTY, harmless=True)
-            for document in group:
-                if document.text is not None and document.restore is not None:
-                    document.ids = self.encoder.encode_marked(document.text, document.restore)
-                document.text = None
+            self._encode(self.encoder, group)
         for document in group:
             if document.trouble is None:
                 try:
@@ -111,15 +115,45 @@ class DocumentReader:
                     document.trouble = error
         return group
 
+    def _encode(self, encoder: Encoder, group: Sequence[Document]) -> None:
+        """Ids, and the tokens' places where spans are used, for every text of a group."""
+        itself = self.chat is None and self.tokens.bos != "never"
+        plain = [d for d in group if d.text is not None and d.restore is None]
+        texts = [d.text for d in plain if d.text is not None]
+        literal = (self.tokens.special_in_text == "literal") and self.chat is None
+        encode = encoder.encode_placed if self.with_spans else encoder.encode
+        for document, found in zip(plain, encode(texts, add_special=itself, literal=literal)):
+            self._take(document, found)
+            if len(found) <= (encoder.added_by_itself if itself else 0):
+                document.trouble = UnusableError(reasons.EMPTY, harmless=True)
+        for document in group:
+            if document.text is not None and document.restore is not None:
+                self._take(document, encoder.encode_marked_placed(document.text, document.restore))
+            document.text = None
+
+    def _take(self, document: Document, found: np.ndarray) -> None:
+        """`found`: ids [T], or [T, 3] with the characters of each token."""
+        if found.ndim == 1:
+            document.ids = found
+        else:
+            document.ids = np.ascontiguousarray(found[:, 0])
+            if self.with_spans:
+                document.spans = token_spans(document.named, found[:, 1:], self.asked)
+
     def _settle(self, document: Document) -> None:
-        """Vocabulary, BOS policy and length of one document; raises UnusableError."""
+        """Vocabulary, BOS policy, spans and length of one document; raises UnusableError."""
         assert document.ids is not None
-        ids = self._with_bos(self._in_vocabulary(document.ids))
-        document.ids = ids
+        if self.with_spans and document.spans is None:  # ids: a token is one character wide
+            at = np.arange(len(document.ids))
+            document.spans = token_spans(document.named, np.stack([at, at + 1], axis=1), self.asked)
+        ids, spans = self._with_bos(self._in_vocabulary(document.ids), document.spans)
+        document.ids, document.spans, document.named = ids, spans, ()
         if self.tokens.long == "fail" and len(ids) > self.context:
             raise UnusableError(reasons.longer_than(self.context), f"{len(ids)} tokens")
         fits = min(len(ids), self.context) if self.tokens.long == "truncate" else len(ids)
         require_positions(self.positions, fits)
+        if self.asked and spans is not None and not spans.chosen[:fits].any():
+            raise UnusableError(reasons.without_span(self.asked), harmless=True)
 
     def _in_vocabulary(self, ids: np.ndarray) -> np.ndarray:
         low, high = int(ids.min(initial=0)), int(ids.max(initial=0))
@@ -128,19 +162,28 @@ class DocumentReader:
             raise UnusableError(reasons.BEYOND_VOCABULARY, f"id {wrong}, allowed are 0 to {self.vocab_size - 1}")
         return ids.astype(np.int32, copy=False)
 
-    def _with_bos(self, ids: np.ndarray) -> np.ndarray:
+    def _with_bos(self, ids: np.ndarray, spans: TokenSpans | None) -> tuple[np.ndarray, TokenSpans | None]:
         """Exactly one BOS at the start under `always` and `window`, also where two stood; else as they are."""
         if self.tokens.bos not in ("always", "window"):
-            return ids
+            return ids, spans
         others = np.flatnonzero(ids != self.bos)
-        text = ids[others[0] :] if len(others) else ids[len(ids) :]
-        return np.concatenate([np.array([self.bos], dtype=np.int32), text])
+        lead = int(others[0]) if len(others) else len(ids)
+        ids = np.concatenate([np.array([self.bos], dtype=np.int32), ids[lead:]])
+        return ids, None if spans is None else spans.behind_one(lead)
 
     def trimmed(self, document: Document) -> np.ndarray | None:
         """The tokens that run; None for an unusable document."""
         if document.trouble is not None or document.ids is None:
             return None
-        return document.ids[: self.context] if self.tokens.long == "truncate" else document.ids
+        return document.ids[: self._most]
+
+    @property
+    def _most(self) -> int | None:
+        return self.context if self.tokens.long == "truncate" else None
+
+    def trimmed_spans(self, document: Document) -> TokenSpans | None:
+        """What spans say of `trimmed`; None where the job uses none."""
+        return None if document.spans is None else document.spans.up_to(self._most)
 
 
 def _as_ids(value: Any) -> np.ndarray:

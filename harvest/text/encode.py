@@ -22,6 +22,9 @@ MARKS = range(0x10F000, 0x10FFF0)
 MARKED = 0x100000
 """Private-use characters that number the control tokens."""
 
+Run = Callable[[Any, Sequence[str], bool], list[np.ndarray]]
+"""(backend, texts, add_special) -> [T] or [T, 3] of each."""
+
 _WORD_START = re.compile(r"(?<=[A-Za-z.,]) (?=[A-Za-z])|(?<=\n)(?=\w)|(?<=\w)(?=[\u3001\u3002\uff0c])")
 """Before a space, after a line's end, before a Chinese comma or full stop (whose texts have no spaces)."""
 
@@ -51,19 +54,37 @@ class Encoder:
         `add_special`: with the tokens that the tokenizer puts around a text by itself. `literal`: text that
         spells a special token becomes ordinary tokens.
         """
+        return self._encode(texts, add_special, literal, _ids)
+
+    def encode_placed(self, texts: Sequence[str], *, add_special: bool, literal: bool) -> list[np.ndarray]:
+        """The same as int32 [T, 3]: id, first character and the one past the last; [a, a] for a token without any.
+
+        Characters of the text as given, whatever the tokenizer normalizes. A byte of a character has all of it.
+        """
+        return self._encode(texts, add_special, literal, _placed)
+
+    def _encode(self, texts: Sequence[str], add_special: bool, literal: bool, run: Run) -> list[np.ndarray]:
         with _set_for_encoding(self._backend, literal):
-            short = iter(_ids(self._backend, [text for text in texts if len(text) <= PIECE_CHARACTERS], add_special))
+            short = iter(run(self._backend, [text for text in texts if len(text) <= PIECE_CHARACTERS], add_special))
             return [
-                next(short) if len(text) <= PIECE_CHARACTERS else self._encode_long(text, add_special) for text in texts
+                next(short) if len(text) <= PIECE_CHARACTERS else self._encode_long(text, add_special, run)
+                for text in texts
             ]
 
-    def _encode_long(self, text: str, add_special: bool) -> np.ndarray:
+    def _encode_long(self, text: str, add_special: bool, run: Run) -> np.ndarray:
         pieces = list(_pieces(text, lambda piece: _ids(self._backend, [piece], False)[0]))
         around = self._around(pieces[0]) if add_special else ([], [])
         if len(pieces) == 1 or around is None:
-            return _ids(self._backend, [text], add_special)[0]
-        ids = [array for piece in pieces for array in _ids(self._backend, [piece], False)]
-        return np.concatenate([np.array(around[0], np.int32), *ids, np.array(around[1], np.int32)])
+            return run(self._backend, [text], add_special)[0]
+        parts, start = [], 0
+        for piece in pieces:
+            (part,) = run(self._backend, [piece], False)
+            if part.ndim == 2:
+                part[:, 1:] += start
+            parts.append(part)
+            start += len(piece)
+        before, after = (_without_place(ids, parts[0], at) for ids, at in zip(around, (0, len(text))))
+        return np.concatenate([before, *parts, after])
 
     def _around(self, text: str) -> tuple[list[int], list[int]] | None:
         """The ids that the tokenizer itself puts before and after a text; None where they cannot be told apart."""
@@ -78,20 +99,46 @@ class Encoder:
     def encode_marked(self, text: str, restore: Callable[[str], str]) -> np.ndarray:
         """The ids of a rendered chat, int32 [T], whose control tokens are parsed and whose contents are literal.
 
-        `text` spells special tokens only where the template does; `restore` puts back, afterwards, what the
-        contents spelled. A copy of the tokenizer knows a second name for every special token, made of
-        private-use characters: the template's get that name, the contents' are ordinary text. Everything
-        else of the tokenizer stays in force across the whole text (a prefix space at its very start only).
+        As `encode_marked_placed`, without the places.
+        """
+        return np.ascontiguousarray(self.encode_marked_placed(text, restore)[:, 0])
+
+    def encode_marked_placed(self, text: str, restore: Callable[[str], str]) -> np.ndarray:
+        """A rendered chat, int32 [T, 3] as from `encode_placed`: control tokens parsed, contents literal.
+
+        Characters are those of `restore(text)`. `text` spells special tokens only where the template does; `restore`
+        puts back, afterwards, what the contents spelled. A copy of the tokenizer knows a second name for every
+        special token, made of private-use characters: the template's get that name, the contents' are ordinary
+        text. Everything else of the tokenizer stays in force across the whole text (a prefix space at its very
+        start only).
         """
         mark = next(chr(code) for code in MARKS if chr(code) not in text)
         numbers = {i: chr(MARKED + n) for n, i in enumerate(self._special)}
-        if self.special_words is not None:
-            text = self.special_words.sub(lambda m: mark + numbers[self._ids_of_special[m[0]]], text)
+        parts: list[str] = []
+        first, past = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+        place = 0
+        for piece, special in self._split(text):
+            written = mark + numbers[special] if special is not None else restore(piece)
+            parts.append(written)
+            steps = np.arange(place, place + len(written), dtype=np.int32)
+            end = place + len(piece if special is not None else written)
+            first.append(steps if special is None else np.full(len(written), place, np.int32))
+            past.append(steps + 1 if special is None else np.full(len(written), end, np.int32))
+            place = end
         backend = self._marked_copy(mark)
-        ids = _ids(backend, [restore(text)], False)[0]
+        (found,) = _placed(backend, ["".join(parts)], False)
         for i, number in numbers.items():
-            ids[ids == backend.token_to_id(mark + number)] = i
-        return ids
+            found[found[:, 0] == backend.token_to_id(mark + number), 0] = i
+        return _moved(found, np.concatenate(first), np.concatenate(past))
+
+    def _split(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """The text in pieces, each with the special token that it spells, if any."""
+        at = 0
+        for match in self.special_words.finditer(text) if self.special_words is not None else ():
+            yield text[at : match.start()], None
+            yield match[0], self._ids_of_special[match[0]]
+            at = match.end()
+        yield text[at:], None
 
     def _marked_copy(self, mark: str) -> Any:
         if mark not in self._marked_copies:
@@ -108,6 +155,22 @@ class Encoder:
             copy.encode_special_tokens = True
             self._marked_copies[mark] = copy
         return self._marked_copies[mark]
+
+
+def _moved(found: np.ndarray, first: np.ndarray, past: np.ndarray) -> np.ndarray:
+    """`found` [T, 3] in characters of another text; `first` and `past` [characters]: where each of them is here."""
+    if not len(first):
+        return found
+    start, end = found[:, 1].copy(), found[:, 2].copy()
+    found[:, 1] = np.where(start < len(first), first[np.minimum(start, len(first) - 1)], past[-1])
+    found[:, 2] = np.where(end > start, past[np.maximum(end, 1) - 1], found[:, 1])
+    return found
+
+
+def _without_place(ids: Sequence[int], like: np.ndarray, at: int) -> np.ndarray:
+    """Ids in the shape of `like`, [T] or [T, 3], standing between characters."""
+    array = np.array(ids, np.int32)
+    return array if like.ndim == 1 else np.stack([array, np.full_like(array, at), np.full_like(array, at)], axis=1)
 
 
 def _renamed(token: Any, content: str) -> Any:
@@ -140,6 +203,16 @@ def _set_for_encoding(backend: Any, literal: bool) -> Iterator[None]:
 def _ids(backend: Any, texts: Sequence[str], add_special: bool) -> list[np.ndarray]:
     encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special)
     return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+
+def _placed(backend: Any, texts: Sequence[str], add_special: bool) -> list[np.ndarray]:
+    """Slower than `_ids`: the backend keeps track of every character."""
+    encodings = backend.encode_batch(texts, add_special_tokens=add_special)
+    found = []
+    for encoding in encodings:
+        ids, offsets = np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        found.append(np.concatenate([ids[:, None], offsets], axis=1))
+    return found
 
 
 def _pieces(text: str, encode: Callable[[str], np.ndarray]) -> Iterator[str]:

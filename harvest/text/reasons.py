@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NULL = "null"
 EMPTY = "empty"
 NOT_VALID = "not valid"
@@ -14,6 +16,8 @@ PARTS_NOT_TEXT = "message parts that are not text"
 PARTS_UNKNOWN = "message parts that the chat template does not handle"
 REFUSED = "refused by the chat template"
 TEXT_MISSING = "message text missing from the rendering"
+NOT_LOCATED = "message text that cannot be located in the rendering"
+SPANS_NOT_VALID = "spans not valid"
 TRUNCATED = "truncated"
 """Of a stored document: what lies beyond the context was left out."""
 
@@ -26,6 +30,11 @@ def longer_than(tokens: int) -> str:
 def too_short(position: int) -> str:
     """`capture.positions` asks for a token that the document does not have."""
     return f"too short for position {position}"
+
+
+def without_span(names: Sequence[str]) -> str:
+    """`capture.positions` asks for spans that cover no token of the document."""
+    return f"no token in span {' or '.join(names)}"
 
 
 class UnusableError(Exception):

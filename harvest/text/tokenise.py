@@ -15,6 +15,7 @@ from harvest.text import reasons
 from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader
 from harvest.text.encode import Encoder
+from harvest.text.spans import TokenSpans, asked_spans, require_span_source, uses_spans
 from harvest.text.windows import WindowRules, lay_out
 
 
@@ -56,7 +57,9 @@ class Tokeniser:
         bos_id: int | None = None,
         special_ids: Iterable[int] = (),
     ) -> None:
-        _require_built(data, tokens, capture)
+        _require_built(data, tokens)
+        require_span_source(data, capture)
+        asked = asked_spans(capture)
         encoder = _encoder(tokenizer, data, tokens)
         own_bos = None if tokenizer is None else tokenizer.bos_token_id
         bos = bos_id if own_bos is None else int(own_bos)
@@ -65,7 +68,7 @@ class Tokeniser:
         template = None
         if data.kind == "messages" and encoder is not None:
             guard = encoder.special_words if tokens.special_in_text == "literal" else None
-            template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard)
+            template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard, by_span=bool(asked))
         special = _table(vocab_size, special_ids if tokenizer is None else _special_ids(tokenizer))
         self._data, self._tokens, self._context = data, tokens, context
         self._rules = WindowRules(
@@ -84,6 +87,8 @@ class Tokeniser:
             context=context,
             vocab_size=vocab_size,
             bos=bos,
+            with_spans=uses_spans(data, capture),
+            asked=asked,
         )
 
     def shard(
@@ -100,6 +105,7 @@ class Tokeniser:
         """
         listed: list[DocumentRow] = []
         run: list[np.ndarray] = []
+        spans: list[TokenSpans] = []
         numbers: list[int] = []
         total, cut = 0, limit == 0
         digest = rows.digest if limit == 0 or max_tokens is not None else ""
@@ -117,10 +123,11 @@ class Tokeniser:
                 total += len(ids)
                 run.append(ids)
                 numbers.append(number)
+                spans += self._spans(document)
         else:
             cut = limit is not None and len(listed) == limit
             digest = digest if cut and max_tokens is not None else rows.digest
-        layout = lay_out(numbers, run, self._rules)
+        layout = lay_out(numbers, run, self._rules, spans if self._reader.with_spans else None)
         stored = dict(zip(numbers, layout.rows.tolist()))
         return ShardText(
             documents=[replace(row, rows=stored.get(row.document, 0)) for row in listed],
@@ -137,10 +144,17 @@ class Tokeniser:
 
     def sizes(self, rows: Iterable[SourceRow], limit: int) -> list[tuple[int, int]]:
         """(tokens fed to the model, rows stored) of each of the first `limit` documents; (0, 0) if unusable."""
-        found = [self._reader.trimmed(document) for document in self._reader.read(rows, limit)]
-        run = [(number, ids) for number, ids in enumerate(found) if ids is not None]
-        layout = lay_out([number for number, _ in run], [ids for _, ids in run], self._rules)
-        fed = [0] * len(found)
+        read = list(self._reader.read(rows, limit))
+        trimmed = [self._reader.trimmed(document) for document in read]
+        run = [(number, ids) for number, ids in enumerate(trimmed) if ids is not None]
+        spans = [found for number, _ in run for found in self._spans(read[number])]
+        layout = lay_out(
+            [number for number, _ in run],
+            [ids for _, ids in run],
+            self._rules,
+            spans if self._reader.with_spans else None,
+        )
+        fed = [0] * len(read)
         for window in layout.windows:
             fed[window.document] += len(window.ids)
         stored = dict(zip((number for number, _ in run), layout.rows.tolist()))
@@ -149,6 +163,11 @@ class Tokeniser:
     def count(self, rows: Iterable[SourceRow], limit: int) -> list[int]:
         """Tokens that would be fed to the model, for each of the first `limit` documents; 0 if unusable."""
         return [tokens for tokens, _ in self.sizes(rows, limit)]
+
+    def _spans(self, document: Document) -> list[TokenSpans]:
+        """Of one usable document; nothing where the job uses none."""
+        spans = self._reader.trimmed_spans(document)
+        return [] if spans is None else [spans]
 
     def _refuse(self, document: Document, number: int, where: str) -> None:
         trouble = document.trouble
@@ -164,7 +183,8 @@ class Tokeniser:
         if trouble is None and self._tokens.long == "truncate" and tokens > self._context:
             reason = reasons.TRUNCATED
         wanted = self._data.keep or ()
-        kept = {k: v for k, v in document.row.values.items() if k != self._data.column or k in wanted}
+        ours = {self._data.column, self._data.spans}
+        kept = {k: v for k, v in document.row.values.items() if k not in ours or k in wanted}
         status = "stored" if trouble is None else "skipped"
         return DocumentRow(document=number, tokens=tokens, rows=0, status=status, reason=reason, kept=kept)
 
@@ -197,13 +217,11 @@ def _excluded(capture: CaptureSettings, special: np.ndarray, bos: int | None, *,
     return excluded
 
 
-def _require_built(data: DataSettings, tokens: TokenSettings, capture: CaptureSettings) -> None:
-    if data.contrast is not None or data.spans is not None:
-        raise NotBuiltError(f"data.{'contrast' if data.contrast else 'spans'}: not built yet")
+def _require_built(data: DataSettings, tokens: TokenSettings) -> None:
+    if data.contrast is not None:
+        raise NotBuiltError("data.contrast: not built yet")
     if tokens.batching in ("packed", "concatenated"):
         raise NotBuiltError(f"tokens.batching = {tokens.batching!r}: not built yet; allowed are 'auto' and 'sorted'")
-    if isinstance(capture.positions, Mapping) and "span" in capture.positions:
-        raise NotBuiltError(f"capture.positions = {capture.positions}: positions by span are not built yet")
 
 
 def _encoder(tokenizer: Any, data: DataSettings, tokens: TokenSettings) -> Encoder | None:

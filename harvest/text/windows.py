@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from harvest.errors import NotBuiltError
 from harvest.records import TokenColumns, Window
 from harvest.text.reasons import UnusableError, too_short
+from harvest.text.spans import TokenSpans
 
 Positions = str | tuple[int, ...] | Mapping[str, Any]
 
@@ -63,11 +63,16 @@ def require_positions(positions: Positions, length: int) -> None:
                 raise UnusableError(too_short(position), f"{length} tokens", harmless=True)
 
 
-def lay_out(documents: Sequence[int], ids: Sequence[np.ndarray], rules: WindowRules) -> Layout:
+def lay_out(
+    documents: Sequence[int],
+    ids: Sequence[np.ndarray],
+    rules: WindowRules,
+    spans: Sequence[TokenSpans] | None = None,
+) -> Layout:
     """Cuts every document into windows and numbers the rows, in order and without gaps.
 
-    `documents`: ids; `ids`: int32 [T] each, the tokens that run. Context 8 with a BOS of its own for every
-    later window cuts 21 tokens (a BOS and 20 more) as 8 + 7 + 6.
+    `documents`: ids; `ids`: int32 [T] each, the tokens that run; `spans`: of each where they are used. Context 8
+    with a BOS of its own for every later window cuts 21 tokens (a BOS and 20 more) as 8 + 7 + 6.
     """
     lengths = np.array([len(array) for array in ids], dtype=np.int64)
     bounds = np.concatenate([[0], np.cumsum(lengths)])
@@ -75,18 +80,39 @@ def lay_out(documents: Sequence[int], ids: Sequence[np.ndarray], rules: WindowRu
     token = np.concatenate([np.empty(0, np.int32), *ids])
     position = (np.arange(len(token)) - np.repeat(starts, lengths)).astype(np.int32)
     document = np.array(documents, dtype=np.int64)
-    keep = _selected(rules.positions, document, lengths, starts, position) & ~rules.excluded[token]
+    if isinstance(rules.positions, Mapping) and "span" in rules.positions:
+        keep = np.concatenate([np.empty(0, bool), *(of_document.chosen for of_document in spans or ())])
+    else:
+        keep = _selected(rules.positions, document, lengths, starts, position)
+    keep = keep & ~rules.excluded[token]
     kept = np.flatnonzero(keep)
     before = np.concatenate([[0], np.cumsum(keep)])
+    span, span_names = (None, ()) if spans is None else _numbered(spans, kept)
     columns = TokenColumns(
         document=document[np.searchsorted(bounds, kept, side="right") - 1],
         position=position[kept],
         token=token[kept],
         chunk=(np.maximum(position[kept] - rules.context, -1) // rules.later + 1).astype(np.int32),
         special=rules.special[token[kept]],
+        span=span,
+        span_names=span_names,
     )
     windows = _windows(document, lengths, starts, token, kept, before, rules)
     return Layout(windows=windows, tokens=columns, rows=before[bounds[1:]] - before[starts])
+
+
+def _numbered(spans: Sequence[TokenSpans], kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """int32 [n], the innermost span of each row counted in the names that some row has, sorted; -1 outside all."""
+    all_names = sorted({name for of_document in spans for name in of_document.names})
+    number = {name: i for i, name in enumerate(all_names)}
+    found = [np.empty(0, np.int32)]
+    for of_document in spans:
+        table = np.array([*(number[name] for name in of_document.names), -1], np.int32)  # -1 finds the last entry
+        found.append(table[of_document.innermost])
+    codes = np.concatenate(found)[kept]
+    used = np.unique(codes[codes >= 0])
+    codes = np.where(codes < 0, -1, np.searchsorted(used, codes)).astype(np.int32)
+    return codes, tuple(all_names[i] for i in used.tolist())
 
 
 def _windows(
@@ -131,9 +157,7 @@ def _selected(
     if isinstance(positions, Mapping):
         if "every" in positions:
             return np.asarray(position % positions["every"] == 0)
-        if "sample" in positions:
-            return np.asarray(_uniform(np.repeat(document, lengths), position) < positions["sample"])
-        raise NotBuiltError(f"capture.positions = {dict(positions)}: positions by span are not built yet")
+        return np.asarray(_uniform(np.repeat(document, lengths), position) < positions["sample"])
     wanted: tuple[int, ...] = {"first": (0,), "last": (-1,)}[positions] if isinstance(positions, str) else positions
     mask = np.zeros(len(position), dtype=bool)
     some = lengths > 0
