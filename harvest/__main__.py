@@ -127,6 +127,9 @@ def _print(shown: Any, json: bool) -> None:
 
 def main() -> None:
     """Entry point of `harvest` and `python -m harvest`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us; what is said goes nowhere, the work goes on
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     sys.exit(_status(sys.argv[1:]))
 
 

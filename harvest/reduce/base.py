@@ -128,12 +128,15 @@ class StateFile:
         return reduction.from_arrays({field: self._array(entry) for field, entry in fields.items()})
 
     def _array(self, entry: Mapping[str, Any]) -> np.ndarray:
-        start, stop = entry["data_offsets"]
-        dtype = DTYPES.get(entry["dtype"])
-        if dtype is None:
-            raise DamageError(f"{self._where}: a state holds {entry['dtype']}; expected one of {', '.join(DTYPES)}")
-        data = self._bytes(self._start + start, stop - start)
-        array: np.ndarray = np.frombuffer(data, dtype=dtype).reshape(entry["shape"])
+        try:
+            (start, stop), stored, shape = entry["data_offsets"], entry["dtype"], entry["shape"]
+            dtype = DTYPES.get(stored)
+            if dtype is None:
+                raise DamageError(f"{self._where}: a state holds {stored}; expected one of {', '.join(DTYPES)}")
+            data = self._bytes(self._start + start, stop - start)
+            array: np.ndarray = np.frombuffer(data, dtype=dtype).reshape(shape)
+        except (LookupError, TypeError, ValueError):
+            raise DamageError(f"{self._where}: the header of the state file is not ours") from None
         return array
 
     def _bytes(self, start: int, length: int) -> bytes | memoryview:

@@ -6,6 +6,7 @@ complete.json. What a reader sees is always a set of whole shards.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -67,6 +68,8 @@ def plan_run(job: Job | Mapping[str, Any] | str | Path, overrides: Iterable[str]
 def _checked(job: Job, files: Files, model: Any, tokenizer: Any, data: Any) -> tuple[Plan, RunRecord | None]:
     """The plan of a job that may run in this folder, and the run that is there already."""
     refuse_unbuilt(job)
+    if data is None:
+        _refuse_run_inside_data(job, files)
     ledger, free = Ledger(files), files.free_bytes()
     earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
     if free is not None and earlier is not None:
@@ -75,6 +78,17 @@ def _checked(job: Job, files: Files, model: Any, tokenizer: Any, data: Any) -> t
     if earlier is not None:
         _refuse_difference(plan, earlier)
     return plan, earlier
+
+
+def _refuse_run_inside_data(job: Job, files: Files) -> None:
+    """What a run writes must not be found as its own data by the next life."""
+    base = Path(os.path.abspath(os.path.expanduser(job.data.path.partition("**")[0])))
+    inside = files.local and job.data.files is None and (base.is_dir() and base in Path(files.url).parents)
+    if inside and ("**" in job.data.path or os.path.isdir(os.path.expanduser(job.data.path))):
+        raise RequestError(
+            f"run.path = {job.run.path!r}: lies inside data.path = {job.data.path!r}, where what the run writes "
+            "would be read as data; choose a folder outside, or name the files with a glob"
+        )
 
 
 def _with_stand_ins(job: Any, model: Any, data: Any) -> Any:

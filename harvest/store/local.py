@@ -37,6 +37,12 @@ class LocalFiles:
             raise RequestError(f"{setting} = {root!r}: a folder or a URL is needed")
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
         self.url = str(self.root)
+        try:
+            os.lstat(self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # absent, or told below what is in the way
+        except OSError as error:  # a name too long, a folder that may not be searched
+            raise RequestError(f"{setting} = {root[:200]!r}: {error.strerror}") from None
         for place in (self.root, *self.root.parents):
             if os.path.lexists(place):
                 if not place.is_dir():

@@ -222,6 +222,11 @@ def test_a_cut_or_foreign_or_newer_state_file_is_damage_by_name() -> None:
     for broken in (b"", blob[:20], blob[:-4], b"\xff" * 40):
         with pytest.raises(DamageError, match="somewhere"):
             list(load_states(HEALTH, broken, "somewhere"))
+    for key in (b'"data_offsets"', b'"dtype"', b'"shape"', b'"I64"'):
+        flipped = blob.replace(key, key[:-2] + b"~" + key[-1:])
+        assert flipped != blob, key
+        with pytest.raises(DamageError, match="somewhere"):
+            list(load_states(HEALTH, flipped, "somewhere"))
     newer = Health()
     newer.version = 2
     with pytest.raises(DamageError, match="version 1; this program reads 2"):

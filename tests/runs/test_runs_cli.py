@@ -251,6 +251,29 @@ def test_a_folder_that_is_not_for_this_run_is_refused_untouched(command: Command
     refuses(command, tmp_path, "run", job, "--set", f"run.path={other}", "--set", "data.seed=1", names=("data.seed",))
 
 
+def test_a_run_inside_its_own_data_is_refused(command: Command, job: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    jsonl(tmp_path / "data/a.jsonl", [{"text": "a"}])
+    for path in (f"{tmp_path}/data", f"{tmp_path}/data/", f"{tmp_path}/data/**/*.jsonl"):
+        where = ("--set", f"data.path={path}", "--set", f"run.path={tmp_path}/data/runs/a")
+        refuses(command, tmp_path, "run", job, *where, names=("run.path", "lies inside data.path"))
+    beside = ("--set", f"data.path={tmp_path}/data", "--set", f"run.path={tmp_path}/data2")
+    assert command("run", job, *beside)[0] == 0
+    glob = ("--set", f"data.path={tmp_path}/data/*.jsonl", "--set", f"run.path={tmp_path}/data/run")
+    assert [command("run", job, *glob)[0] for _ in range(2)] == [0, 0]
+
+
+def test_a_path_too_long_for_the_disk_is_refused(command: Command, job: Path, tmp_path: Path) -> None:
+    refuses(command, tmp_path, "run", job, "--set", f"run.path={tmp_path}/{'x' * 5000}", names=("run.path", "too long"))
+    refuses(command, tmp_path, "status", f"{tmp_path}/{'x' * 5000}", names=("path", "too long"))
+
+
+def test_a_command_whose_outputs_are_closed_does_its_work(job: Path, tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -m harvest run {job} >&- 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", line], timeout=120, check=False).returncode == 0
+    assert read_plain(tmp_path / "run").complete
+
+
 def test_a_run_that_another_process_works_on_is_refused(command: Command, job: Path, tmp_path: Path) -> None:
     command("run", job, "--set", "data.limit=4")
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
