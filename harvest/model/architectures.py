@@ -227,6 +227,8 @@ def architecture_of(model: Any) -> Architecture | None:
             f"model.name: {model.config.model_type!r} is an encoder-decoder model, whose two stacks read two texts; "
             "allowed are decoder-only models and encoders"
         )
+    if config is not model.config and model.config.model_type not in WRAPPERS:
+        return None  # another wrapper: its text model is known, but not where it lies
     return ARCHITECTURES.get(config.model_type)
 
 

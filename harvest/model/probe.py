@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,7 +45,7 @@ def received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return first_tensor(args or tuple(value for value in kwargs.values() if isinstance(value, torch.Tensor)))
 
 
-def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]], **arguments: Any) -> Probed:
+def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]]) -> Probed:
     """Shapes at points (path in `model`, side) during a forward of `runs`, a part of `model`, over tokens."""
     shapes: dict[tuple[str, Side], tuple[int, ...] | None] = {}
     several: set[tuple[str, Side]] = set()
@@ -53,7 +54,11 @@ def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]], **ar
         tensor = first_tensor(value)
         is_row = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         shapes.setdefault(point, tuple(tensor.shape) if is_row else None)
-        if isinstance(value, tuple) and [getattr(other, "shape", None) for other in value].count(tensor.shape) > 1:
+        if (
+            is_row
+            and isinstance(value, tuple)
+            and [getattr(other, "shape", None) for other in value].count(tensor.shape) > 1
+        ):
             several.add(point)
         if len(shapes) == len(points):
             raise _Enough
@@ -64,7 +69,7 @@ def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]], **ar
             handle = _register(model.get_submodule(point[0]), point, see)
             stack.callback(handle.remove)
         try:
-            _forward(runs, **arguments)
+            _forward(runs)
         except _Enough:
             pass
         except Exception as failed:  # any failure of foreign code: the caller names it, beside what was not seen
@@ -80,7 +85,7 @@ def _register(module: nn.Module, point: tuple[str, Side], see: Any) -> Any:
     )
 
 
-def _forward(runs: nn.Module, **arguments: Any) -> None:
+def _forward(runs: nn.Module) -> None:
     with _quiet_torch(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         state = {
             name: torch.empty(
@@ -89,7 +94,8 @@ def _forward(runs: nn.Module, **arguments: Any) -> None:
             for name, tensor in [*runs.named_parameters(), *runs.named_buffers()]
         }
         ids = torch.zeros(PROBE, dtype=torch.long, device="cpu")
-        torch.func.functional_call(runs, state, (), {"input_ids": ids, **arguments})
+        no_cache = {"use_cache": False} if "use_cache" in inspect.signature(runs.forward).parameters else {}
+        torch.func.functional_call(runs, state, (), {"input_ids": ids, **no_cache})
 
 
 @contextlib.contextmanager

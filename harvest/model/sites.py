@@ -12,7 +12,7 @@ from typing import Any
 
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, blocks_path, config_of, decoder_layers, trunk_of, unwrapped
-from harvest.model.modules import returns_several_states, user_names, with_widths
+from harvest.model.modules import returns_the_stream, user_names, with_widths
 from harvest.model.points import MISLEADING, MODULES, OUTSIDE, SITES, TRANSFORMER_LENS, Name, has, point_of
 
 __all__ = ["SITES", "Name", "decoder_layers", "resolve_layers", "resolve_names", "sites_of", "trunk_of"]
@@ -69,8 +69,8 @@ class _Sites:
         point = point_of(self.model, site)
         if isinstance(point, str):
             return point
-        if architecture_of(self.model) is None and returns_several_states(self.model, f"{self.block}0"):
-            return "its blocks return several states, and its architecture is not in the table of sites"
+        if architecture_of(self.model) is None and not returns_the_stream(self.model, f"{self.block}0", self.hidden):
+            return "its blocks do not return one state per token, and its architecture is not in the table of sites"
         if site in OUTSIDE:
             return [] if has(self.trunk, point.module) else "it has no such part"
         layers = [layer for layer, block in enumerate(self.blocks) if has(block, point.module)]

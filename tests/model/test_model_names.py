@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import tiny_family
+from families import CONFIGS, tiny_family
 from oracle import TOLERANCE_TINY, worst_error
 from test_model_capture import DOCUMENTS, capture
 from tiny import TINY, tiny_gpt2, tiny_llama
@@ -251,7 +251,7 @@ def test_blocks_that_return_two_states_are_no_stream_unless_the_table_says_so() 
         block.forward = lambda hidden, *_, **__: (hidden * 0.5, hidden * 0.5)  # as where the next block adds them
     model.model.forward = lambda input_ids, **_: run_pairs(model.model, input_ids)
     with pytest.raises(
-        RequestError, match=r"'residual': 'mystery' has none: its blocks return several states.*module:PATH"
+        RequestError, match=r"'residual': 'mystery' has none: its blocks do not return one state per token.*module:PATH"
     ):
         resolve_names(model, ["residual"], "all")
     assert [name.width for name in resolve_names(model, ["module:model.layers.{layer}"], "all")] == [16, 16, 16]
@@ -263,6 +263,15 @@ def run_pairs(trunk: Any, input_ids: torch.Tensor) -> torch.Tensor:
         first, second = block(hidden)
         hidden = first + second
     return hidden
+
+
+def test_a_wrapper_that_is_not_in_the_table_is_unknown_though_its_text_model_is_known() -> None:
+    model = tiny_family("llava", vision_config={**CONFIGS["llava"][1]["vision_config"], "num_hidden_layers": 2})
+    known = resolve_names(model, ["residual"], "all")
+    model.config.model_type = "mystery"
+    assert resolve_names(model, ["residual"], "all") == known
+    with pytest.raises(RequestError, match="'mlp': 'mystery' has none: its architecture is not in the table"):
+        resolve_names(model, ["mlp"], "all")
 
 
 def test_an_architecture_whose_blocks_cannot_be_told_is_refused_by_name() -> None:
