@@ -1,7 +1,7 @@
 """The path of a shard: read, tokenise, batch, forward, capture, reduce, write. Read this file first.
 
-    source -> tokenise -> sort -> forward + capture -> reduce -> arrays, tables -> a record for the ledger
-    `------ thread 1 ------'      `----------- this thread -------'  `------ thread 2 ------'
+    source -> tokenise -> batch -> forward + capture -> reduce -> arrays, tables -> a record for the ledger
+    `------ thread 1 ------'       `----------- this thread -------'  `------ thread 2 ------'
 
 A shard is tokenised whole before its first forward, so the place of every row is known; batches depend on the shard
 alone, so its bits do not depend on who works beside it. Rows gather in memory for one sort window, in dataset order,
@@ -31,7 +31,7 @@ from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
-from harvest.text.batch import sort_windows
+from harvest.text.batch import BATCHINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,8 @@ class Pipeline:
             getattr(torch, plan.resolved.store_dtype),
             pinned=plan.resolved.device == "cuda",
         )
+        self._batching = BATCHINGS[plan.resolved.batching]
+        self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
         self._tries = 0
         self._checked = False
 
@@ -131,9 +133,9 @@ class Pipeline:
         work = self.begin(assignment, text)
         try:
             if not self._checked and text.windows:
-                work.self_check = self_check(capture, text.windows, getattr(torch, self.plan.resolved.dtype))
+                work.self_check = self_check(capture, text.windows, self._dtype, self._batching)
                 self._checked = True
-            for window in self.sort(text):
+            for window in self.batches(text):
                 rows = self._buffers.take(window.rows)
                 try:
                     self.forward(window, capture, rows, work)
@@ -180,9 +182,9 @@ class Pipeline:
             forward_seconds=seconds,
         )
 
-    def sort(self, text: ShardText) -> Iterator[SortWindow]:
-        """The shard's windows as batches; what may be sorted together is bounded by memory."""
-        return sort_windows(
+    def batches(self, text: ShardText) -> Iterator[SortWindow]:
+        """The shard's windows as batches; what may be sorted or packed together is bounded by memory."""
+        return self._batching(
             text.windows,
             tokens_per_batch=self.plan.resolved.tokens_per_batch,
             rows_per_window=self.plan.resolved.rows_per_sort_window,

@@ -114,7 +114,7 @@ def make_plan(
         device=found.device.partition(":")[0],
         attention=found.attention,
         context=found.context,
-        batching="sorted",
+        batching=_batching(job, found),
         tokens_per_batch=_tokens_per_batch(job, found.device),
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
         shard_documents=shard_documents(job, probe, bytes_per_row),
@@ -160,7 +160,6 @@ def refuse_unbuilt(job: Job) -> None:
         ("answers", bool(job.answers), "leave it out"),
         ("data.contrast", job.data.contrast is not None, "leave it out"),
         ("capture.pool", job.capture.pool is not None, "leave it out"),
-        ("tokens.batching", job.tokens.batching not in ("auto", "sorted"), "allowed are 'auto' and 'sorted'"),
         ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
         ("store.compression", job.store.compression != "none", "allowed is 'none'"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
@@ -201,12 +200,15 @@ class _Model:
     vocab_size: int
     """Rows of the input embedding."""
     weight_bytes: int
+    packing_obstacle: str | None
+    """Why windows packed in one row would see each other; None where they do not."""
     tokenizer: Any
     fingerprint: Mapping[str, str]
 
 
 def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
-    from harvest.model import load, sites  # torch and transformers take seconds: only once the request is plausible
+    # torch and transformers take seconds: only once the request is plausible
+    from harvest.model import load, packing, sites
 
     config = load.load_config(job.model) if model is None else model.config
     skeleton = load.skeleton(config, job.model) if model is None else model
@@ -224,6 +226,7 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
         attention=str(skeleton.config._attn_implementation),
         vocab_size=skeleton.get_input_embeddings().num_embeddings,
         weight_bytes=load.weight_bytes(skeleton, dtype),
+        packing_obstacle=packing.obstacle(skeleton),
         tokenizer=tokenizer,
         fingerprint={
             "model": load.model_fingerprint(job.model, config) if model is None else load.object_fingerprint(model),
@@ -241,9 +244,20 @@ def _tokeniser(job: Job, model: _Model) -> Tokeniser:
         capture=job.capture,
         context=model.context,
         vocab_size=model.vocab_size,
-        bos_id=model.config.get_text_config().bos_token_id,
+        bos_id=_token_id(model.config, "bos"),
+        eos_id=_token_id(model.config, "eos"),
         special_ids=_special_ids(model.config),
     )
+
+
+def _batching(job: Job, model: _Model) -> str:
+    """`auto` is `sorted` on every model and device: true for all of them, and the rows are padded but little."""
+    if job.tokens.batching == "packed" and model.packing_obstacle is not None:
+        raise RequestError(
+            f"tokens.batching = 'packed': {model.packing_obstacle}, so packed documents would see each other; "
+            "allowed for this model are 'auto', 'sorted' and 'concatenated'"
+        )
+    return "sorted" if job.tokens.batching == "auto" else job.tokens.batching
 
 
 def _context(job: Job, limit: int | None, default: int) -> int:
@@ -255,6 +269,12 @@ def _context(job: Job, limit: int | None, default: int) -> int:
             f"allowed are 1 to {limit}, and 'auto'"
         )
     return job.tokens.context
+
+
+def _token_id(config: Any, role: str) -> int | None:
+    """The model's own BOS or EOS, the first where its config lists several."""
+    ids = getattr(config.get_text_config(), f"{role}_token_id", None)
+    return ids[0] if isinstance(ids, list) else ids
 
 
 def _special_ids(config: Any) -> tuple[int, ...]:

@@ -100,7 +100,7 @@ class DocumentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What one forward sequence is: a slice of one document's tokens, and where its rows go."""
+    """What one forward sequence is: a slice of a document's tokens, or of a stream of them, and where its rows go."""
 
     ids: np.ndarray
     """int32 [T]: what the model reads, a window's own BOS included."""
@@ -109,7 +109,9 @@ class Window:
     row: int
     """Row within the shard of the first kept position; the others follow without gaps."""
     document: int
-    """The document's id, for messages."""
+    """The document's id, for messages; of a stream the id of the first one with a row here."""
+    documents: np.ndarray | None = None
+    """int64 [k]: the document of each kept position in a window of a stream; None where `document` is that of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +165,12 @@ class ShardText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One forward: windows padded on the right to a common length."""
+    """One forward: B rows of one window, or of several packed behind one another, padded on the right to T tokens."""
 
     input_ids: np.ndarray
     """int64 [B, T]"""
     lengths: np.ndarray
-    """int64 [B]: real tokens of each window."""
+    """int64 [B]: real tokens of each row."""
     source: np.ndarray
     """int64 [n], flat indices b * T + t of the kept tokens."""
     rows: np.ndarray
@@ -176,7 +178,9 @@ class Batch:
     spans: Sequence[tuple[int, int, int]]
     """(first source, first row, count): the same as runs without gaps, so that a copy can be one slice."""
     documents: np.ndarray
-    """int64 [B]: the document of each window, for messages."""
+    """int64 [n]: the document of each kept token, for messages."""
+    position_ids: np.ndarray | None = None
+    """int64 [B, T]: from 0 in every packed window, and in the padding; None where each row holds one window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from harvest.errors import MismatchError
 from harvest.model.capture import Capture
 from harvest.records import Batch, Window
-from harvest.text.batch import sort_windows
+from harvest.text.batch import Batching, sort_windows
 
 WINDOWS = 4
 TOKENS = 64
@@ -21,15 +21,16 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 neighbour, a pad or a position out of place shows as 0.3 and more."""
 
 
-def self_check(capture: Capture, windows: Sequence[Window], dtype: torch.dtype) -> dict[str, float]:
+def self_check(capture: Capture, windows: Sequence[Window], dtype: torch.dtype, batching: Batching) -> dict[str, float]:
     """Name -> largest error of a row, relative to the median norm of the name's rows; {} without windows.
 
-    `dtype` is the forward's. Raises MismatchError naming name and document where batching changes what is captured.
+    `dtype` is the forward's, `batching` the job's. Raises MismatchError naming name and document where batching
+    changes what is captured.
     """
     chosen = _chosen(windows)
     if not chosen:
         return {}
-    (window,) = sort_windows(chosen, tokens_per_batch=WINDOWS * TOKENS, rows_per_window=WINDOWS * TOKENS)
+    (window,) = batching(chosen, tokens_per_batch=WINDOWS * TOKENS, rows_per_window=WINDOWS * TOKENS)
     together = _captured(capture, window.batches, window.rows, dtype)
     errors: dict[str, float] = {}
     for one in chosen:
@@ -48,14 +49,21 @@ def self_check(capture: Capture, windows: Sequence[Window], dtype: torch.dtype) 
 
 
 def _chosen(windows: Sequence[Window]) -> list[Window]:
-    """A few windows of different lengths from all over the shard, cut short, every position kept, rows renumbered."""
-    picks = sorted({round(share * (len(windows) - 1)) for share in np.linspace(0, 1, WINDOWS)}) if windows else []
-    chosen, row = [], 0
+    """Pieces of a few windows from all over the shard, every position kept, rows renumbered.
+
+    One is long and the others at most a third of it, none as long as the next if they can be: so padding takes part,
+    and where windows are packed, several share a row. Each is from another part of its window, since documents often
+    begin alike, and copies of one another may see each other unnoticed; a shard of few windows gives some twice.
+    """
+    picks = [windows[round(share * (len(windows) - 1))] for share in np.linspace(0, 1, WINDOWS)] if windows else []
+    picks.sort(key=lambda window: -len(window.ids))
+    chosen: list[Window] = []
+    row = 0
     for number, pick in enumerate(picks):
-        ids = windows[pick].ids[: max(1, TOKENS - 13 * number)]  # never all of one length: padding must take part
-        chosen.append(
-            Window(ids=ids, keep=np.arange(len(ids), dtype=np.int32), row=row, document=windows[pick].document)
-        )
+        longest = TOKENS if number == 0 else max(1, len(chosen[0].ids) // 3 - 2 * (number - 1))
+        start = number * len(pick.ids) // WINDOWS
+        ids = pick.ids[start : start + longest]
+        chosen.append(Window(ids=ids, keep=np.arange(len(ids), dtype=np.int32), row=row, document=pick.document))
         row += len(ids)
     return chosen
 
@@ -69,8 +77,9 @@ def _captured(capture: Capture, batches: Sequence[Batch], rows: int, dtype: torc
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor, rows: torch.Tensor) -> float:
-    """Non-finite rows are left out: they are counted and reported by name elsewhere."""
+    """Non-finite rows are left out: they are counted and reported by name elsewhere. Rows of zeros are no measure."""
     difference = (found.double() - expected.double()).norm(dim=1)
-    typical = rows.double().norm(dim=1).nanmedian().clamp_min(1e-30)
+    norms = rows.double().norm(dim=1)
+    typical = norms[norms != 0].nanmedian().nan_to_num(0.0).clamp_min(1e-30)
     finite = difference[difference.isfinite()]
     return float(finite.max() / typical) if len(finite) else 0.0

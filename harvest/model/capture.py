@@ -82,13 +82,20 @@ class Capture:
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
             with torch.inference_mode():
-                self._runs(input_ids=input_ids, **self._mask(batch), **self._arguments)
+                self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
         except _Enough:
             pass
         if self._wanted:
             raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
 
-    def _mask(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """What keeps the windows of a batch from one another and from the padding.
+
+        Of packed windows the positions alone: transformers makes the block-diagonal mask from them, but only where
+        it is given no mask and keeps no cache.
+        """
+        if batch.position_ids is not None:
+            return {"position_ids": torch.from_numpy(batch.position_ids).to(self._device, non_blocking=True)}
         length = batch.input_ids.shape[1]
         if not self._masked or int(batch.lengths.min()) == length:
             return {}
@@ -166,7 +173,7 @@ def _refuse_overflow(flat: torch.Tensor, batch: Batch, stored: torch.dtype, name
     lost = (kept.isfinite() & ~kept.to(stored).isfinite()).any(dim=1).nonzero()
     if len(lost):
         first = int(lost[0])
-        document = int(batch.documents[int(batch.source[first]) // batch.input_ids.shape[1]])
+        document = int(batch.documents[first])
         value = float(kept[first].abs().nan_to_num(posinf=0.0).max())
         dtype = str(stored).removeprefix("torch.")
         raise DocumentError(

@@ -1,8 +1,13 @@
-"""Batches: windows sorted by length within a bounded stretch of rows, so that little is padded and order is kept."""
+"""Batches: windows sorted by length or packed within a bounded stretch of rows; little is padded, order is kept.
+
+A row of a batch, and what fills it, is called a line here: one window, or several that are kept apart by their
+positions. Legend: B lines of a batch, T their padded length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,26 +15,48 @@ from harvest.records import Batch, SortWindow, Window
 
 PADDING_ID = 0
 """Any id of the vocabulary: what follows a window cannot reach it."""
+LENGTH_STEP = 8
+"""Lengths of batches are multiples of this, which leaves few shapes."""
+
+Line = Sequence[Window]
+Batching = Callable[..., Iterator[SortWindow]]
 
 
 def sort_windows(
-    windows: Sequence[Window], *, tokens_per_batch: int, rows_per_window: int, length_step: int = 8
+    windows: Sequence[Window], *, tokens_per_batch: int, rows_per_window: int, length_step: int = LENGTH_STEP
 ) -> Iterator[SortWindow]:
     """Yields consecutive stretches of the shard's windows, each cut into batches of similar length.
 
     A stretch holds at most `rows_per_window` rows, or one window that has more; a batch at most
     `tokens_per_batch` tokens, padding counted, or one window that has more. Lengths are padded to
-    multiples of `length_step`, which leaves few shapes, but never beyond the longest window of the shard.
+    multiples of `length_step`, but never beyond the longest window of the shard.
     The result depends on the arguments alone.
     """
-    longest = max((len(window.ids) for window in windows), default=0)
+    longest = _longest(windows)
     for stretch in _stretches(windows, rows_per_window):
-        first = stretch[0].row
-        batches = [
-            _batch(group, first, min(longest, _up(len(group[0].ids), length_step)))
-            for group in _groups(stretch, tokens_per_batch, length_step, longest)
-        ]
-        yield SortWindow(first_row=first, rows=sum(len(window.keep) for window in stretch), batches=batches)
+        lines = [[window] for window in stretch]
+        yield _sort_window(stretch, lines, tokens_per_batch, length_step, longest, packed=False)
+
+
+def pack_windows(
+    windows: Sequence[Window], *, tokens_per_batch: int, rows_per_window: int, length_step: int = LENGTH_STEP
+) -> Iterator[SortWindow]:
+    """As `sort_windows`, with several windows in a line as long as they fit: a line is no longer than the shard's
+    longest window, so that no position is beyond what `sorted` asks for and attention costs no more per token.
+
+    Every batch has `position_ids`, from 0 in each window and in the padding: whoever runs it keeps them apart.
+    """
+    longest = _longest(windows)
+    for stretch in _stretches(windows, rows_per_window):
+        yield _sort_window(stretch, _packed(stretch, longest), tokens_per_batch, length_step, longest, packed=True)
+
+
+BATCHINGS: Mapping[str, Batching] = {"sorted": sort_windows, "packed": pack_windows, "concatenated": sort_windows}
+"""`tokens.batching` -> how windows become batches; the windows of `concatenated` are cut from a stream."""
+
+
+def _longest(windows: Sequence[Window]) -> int:
+    return max((len(window.ids) for window in windows), default=0)
 
 
 def _stretches(windows: Sequence[Window], rows_per_window: int) -> Iterator[Sequence[Window]]:
@@ -43,37 +70,82 @@ def _stretches(windows: Sequence[Window], rows_per_window: int) -> Iterator[Sequ
         yield windows[start:]
 
 
-def _groups(
-    stretch: Sequence[Window], tokens_per_batch: int, length_step: int, longest: int
-) -> Iterator[Sequence[Window]]:
-    """Longest first, so that the first batch already shows whether memory suffices."""
-    ordered = sorted(stretch, key=lambda window: -len(window.ids))
+def _packed(stretch: Sequence[Window], room: int) -> list[list[Window]]:
+    """Lines of at most `room` tokens: longest window first, each where the least is left over."""
+    lines: list[list[Window]] = []
+    left: list[tuple[int, int]] = []  # (tokens that still fit, line), sorted
+    for window in sorted(stretch, key=lambda window: -len(window.ids)):
+        size = len(window.ids)
+        at = bisect_left(left, (size, -1))
+        if at == len(left):
+            free, line = room, len(lines)
+            lines.append([])
+        else:
+            free, line = left.pop(at)
+        lines[line].append(window)
+        insort(left, (free - size, line))
+    return lines
+
+
+def _sort_window(
+    stretch: Sequence[Window], lines: Sequence[Line], tokens: int, step: int, longest: int, *, packed: bool
+) -> SortWindow:
+    first = stretch[0].row
+    batches = [_batch(group, first, length, packed=packed) for group, length in _groups(lines, tokens, step, longest)]
+    return SortWindow(first_row=first, rows=sum(len(window.keep) for window in stretch), batches=batches)
+
+
+def _groups(lines: Sequence[Line], tokens: int, step: int, longest: int) -> Iterator[tuple[Sequence[Line], int]]:
+    """(lines, padded length); longest first, so that the first batch already shows whether memory suffices."""
+    ordered = sorted(lines, key=lambda line: -_tokens(line))
     start = 0
     while start < len(ordered):
-        padded = min(longest, _up(len(ordered[start].ids), length_step))
-        size = max(1, tokens_per_batch // padded)
-        yield ordered[start : start + size]
+        padded = min(longest, _up(_tokens(ordered[start]), step))
+        size = max(1, tokens // padded)
+        yield ordered[start : start + size], padded
         start += size
+
+
+def _tokens(line: Line) -> int:
+    return sum(len(window.ids) for window in line)
 
 
 def _up(length: int, step: int) -> int:
     return -(-length // step) * step
 
 
-def _batch(group: Sequence[Window], first_row: int, length: int) -> Batch:
+def _batch(group: Sequence[Line], first_row: int, length: int, *, packed: bool) -> Batch:
     input_ids = np.full((len(group), length), PADDING_ID, dtype=np.int64)
-    for row_of_batch, window in zip(input_ids, group):
-        row_of_batch[: len(window.ids)] = window.ids
-    source = np.concatenate([b * length + window.keep.astype(np.int64) for b, window in enumerate(group)])
-    rows = np.concatenate([np.arange(len(w.keep), dtype=np.int64) + (w.row - first_row) for w in group])
+    position_ids = np.zeros((len(group), length), dtype=np.int64) if packed else None
+    lengths, source = [], []
+    for b, line in enumerate(group):
+        at = 0
+        for window in line:
+            stop = at + len(window.ids)
+            input_ids[b, at:stop] = window.ids
+            source.append(window.keep.astype(np.int64) + (b * length + at))
+            if position_ids is not None:
+                position_ids[b, at:stop] = np.arange(stop - at)
+            at = stop
+        if position_ids is not None:
+            position_ids[b, at:] = np.arange(length - at)
+        lengths.append(at)
+    kept = [window for line in group for window in line]
+    rows = np.concatenate([np.arange(len(w.keep), dtype=np.int64) + (w.row - first_row) for w in kept])
     return Batch(
         input_ids=input_ids,
-        lengths=np.array([len(window.ids) for window in group], dtype=np.int64),
-        source=source,
+        lengths=np.array(lengths, dtype=np.int64),
+        source=np.concatenate(source),
         rows=rows,
-        spans=_spans(source, rows),
-        documents=np.array([window.document for window in group], dtype=np.int64),
+        spans=_spans(np.concatenate(source), rows),
+        documents=np.concatenate([_documents(window) for window in kept]),
+        position_ids=position_ids,
     )
+
+
+def _documents(window: Window) -> np.ndarray:
+    """int64 [k]: the document of each kept position."""
+    return np.full(len(window.keep), window.document) if window.documents is None else window.documents
 
 
 def _spans(source: np.ndarray, rows: np.ndarray) -> list[tuple[int, int, int]]:

@@ -37,7 +37,7 @@ class Tokeniser:
     """Turns rows into the windows that the model reads, under one job's settings.
 
     `tokenizer` is a fast tokenizer of transformers, left as it was found; None serves `data.ids`.
-    `context` and `vocab_size` (rows of the model's input embedding) are the resolved figures. `bos_id` and
+    `context` and `vocab_size` (rows of the model's input embedding) are the resolved figures. `bos_id`, `eos_id` and
     `special_ids` speak for the tokenizer where there is none (from the model's config).
 
     Raises RequestError for what can never work: text or chat without a fast tokenizer, chat without a
@@ -55,6 +55,7 @@ class Tokeniser:
         context: int,
         vocab_size: int,
         bos_id: int | None = None,
+        eos_id: int | None = None,
         special_ids: Iterable[int] = (),
     ) -> None:
         _require_built(data, tokens)
@@ -69,7 +70,11 @@ class Tokeniser:
         if data.kind == "messages" and encoder is not None:
             guard = encoder.special_words if tokens.special_in_text == "literal" else None
             template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard, by_span=bool(asked))
+        stream = tokens.batching == "concatenated"
+        separator = _separator(tokenizer, tokens, bos, eos_id, vocab_size) if stream else None
         special = _table(vocab_size, special_ids if tokenizer is None else _special_ids(tokenizer))
+        if separator is not None:
+            special[separator] = True
         self._data, self._tokens, self._context = data, tokens, context
         self._rules = WindowRules(
             context=context,
@@ -77,6 +82,8 @@ class Tokeniser:
             positions=capture.positions,
             special=special,
             excluded=_excluded(capture, special, bos, has_tokenizer=tokenizer is not None),
+            stream=stream,
+            separator=separator,
         )
         self._reader = DocumentReader(
             data=data,
@@ -133,7 +140,7 @@ class Tokeniser:
             documents=[replace(row, rows=stored.get(row.document, 0)) for row in listed],
             windows=layout.windows,
             tokens=layout.tokens,
-            forward_tokens=sum(len(window.ids) for window in layout.windows),
+            forward_tokens=int(layout.fed.sum()),
             tokens_run=total,
             dropped_tokens=sum(row.tokens for row in listed if row.status == "stored") - total,
             source_digest=digest,
@@ -144,21 +151,23 @@ class Tokeniser:
 
     def sizes(self, rows: Iterable[SourceRow], limit: int) -> list[tuple[int, int]]:
         """(tokens fed to the model, rows stored) of each of the first `limit` documents; (0, 0) if unusable."""
-        read = list(self._reader.read(rows, limit))
-        trimmed = [self._reader.trimmed(document) for document in read]
-        run = [(number, ids) for number, ids in enumerate(trimmed) if ids is not None]
-        spans = [found for number, _ in run for found in self._spans(read[number])]
+        found = list(self._reader.read(rows, limit))
+        run = [
+            (number, ids)
+            for number, document in enumerate(found)
+            if (ids := self._reader.trimmed(document)) is not None
+        ]
+        spans = [of_document for number, _ in run for of_document in self._spans(found[number])]
         layout = lay_out(
             [number for number, _ in run],
             [ids for _, ids in run],
             self._rules,
             spans if self._reader.with_spans else None,
         )
-        fed = [0] * len(read)
-        for window in layout.windows:
-            fed[window.document] += len(window.ids)
-        stored = dict(zip((number for number, _ in run), layout.rows.tolist()))
-        return [(tokens, stored.get(number, 0)) for number, tokens in enumerate(fed)]
+        sizes = [(0, 0)] * len(found)
+        for (number, _), fed, rows_stored in zip(run, layout.fed.tolist(), layout.rows.tolist()):
+            sizes[number] = (fed, rows_stored)
+        return sizes
 
     def count(self, rows: Iterable[SourceRow], limit: int) -> list[int]:
         """Tokens that would be fed to the model, for each of the first `limit` documents; 0 if unusable."""
@@ -199,6 +208,22 @@ def _require_bos(bos: int | None, tokens: TokenSettings, context: int, vocab_siz
         raise RequestError(f"tokens.context = {context}: with tokens.bos = 'window' allowed are 2 tokens or more")
 
 
+def _separator(
+    tokenizer: Any, tokens: TokenSettings, bos: int | None, eos_id: int | None, vocab_size: int
+) -> int | None:
+    """The token that closes every document of a stream; None for none."""
+    own_eos = None if tokenizer is None else tokenizer.eos_token_id
+    found = {"eos": eos_id if own_eos is None else int(own_eos), "bos": bos, "none": None}
+    token = found[tokens.separator]
+    if tokens.separator != "none" and (token is None or not 0 <= token < vocab_size):
+        allowed = [key for key, i in found.items() if key == "none" or (i is not None and 0 <= i < vocab_size)]
+        raise RequestError(
+            f"tokens.separator = {tokens.separator!r}: the tokenizer has no such token of the model's vocabulary; "
+            f"allowed here are {', '.join(map(repr, allowed))}"
+        )
+    return token
+
+
 def _excluded(capture: CaptureSettings, special: np.ndarray, bos: int | None, *, has_tokenizer: bool) -> np.ndarray:
     """bool [vocabulary]: tokens without a row."""
     size = len(special)
@@ -220,8 +245,6 @@ def _excluded(capture: CaptureSettings, special: np.ndarray, bos: int | None, *,
 def _require_built(data: DataSettings, tokens: TokenSettings) -> None:
     if data.contrast is not None:
         raise NotBuiltError("data.contrast: not built yet")
-    if tokens.batching in ("packed", "concatenated"):
-        raise NotBuiltError(f"tokens.batching = {tokens.batching!r}: not built yet; allowed are 'auto' and 'sorted'")
 
 
 def _encoder(tokenizer: Any, data: DataSettings, tokens: TokenSettings) -> Encoder | None:

@@ -25,13 +25,17 @@ class WindowRules:
     context: int
     """Longest window, its own BOS included."""
     window_bos: int | None
-    """Token that opens every window after a document's first; None: they begin with the text itself."""
+    """Token that opens every window which does not begin with it anyway; None: they begin with the text itself."""
     positions: Positions
     """`capture.positions`."""
     special: np.ndarray
     """bool [vocabulary]: special tokens."""
     excluded: np.ndarray
     """bool [vocabulary]: tokens that get no row."""
+    stream: bool = False
+    """Windows are cut from all documents joined together, instead of from each document."""
+    separator: int | None = None
+    """Token behind every document of a stream."""
 
     @property
     def later(self) -> int:
@@ -49,6 +53,8 @@ class Layout:
     """In row order."""
     rows: np.ndarray
     """int64 [D]: rows of each document."""
+    fed: np.ndarray
+    """int64 [D]: tokens of each document that the windows feed to the model, with the windows' own BOS."""
 
 
 def require_positions(positions: Positions, length: int) -> None:
@@ -69,100 +75,175 @@ def lay_out(
     rules: WindowRules,
     spans: Sequence[TokenSpans] | None = None,
 ) -> Layout:
-    """Cuts every document into windows and numbers the rows, in order and without gaps.
+    """Cuts documents, or the stream of them, into windows and numbers the rows, in order and without gaps.
 
     `documents`: ids; `ids`: int32 [T] each, the tokens that run; `spans`: of each where they are used. Context 8
-    with a BOS of its own for every later window cuts 21 tokens (a BOS and 20 more) as 8 + 7 + 6.
+    with a BOS of its own for every later window cuts 21 tokens (a BOS and 20 more) as 8 + 7 + 6. In a stream the
+    separator behind a document is a token of it at the position after its last, in no span; `last` and numbers
+    from the end do not count it.
     """
-    lengths = np.array([len(array) for array in ids], dtype=np.int64)
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
-    starts = bounds[:-1]
-    token = np.concatenate([np.empty(0, np.int32), *ids])
-    position = (np.arange(len(token)) - np.repeat(starts, lengths)).astype(np.int32)
-    document = np.array(documents, dtype=np.int64)
-    if isinstance(rules.positions, Mapping) and "span" in rules.positions:
-        keep = np.concatenate([np.empty(0, bool), *(of_document.chosen for of_document in spans or ())])
-    else:
-        keep = _selected(rules.positions, document, lengths, starts, position)
-    keep = keep & ~rules.excluded[token]
+    flat = _joined(documents, ids, rules.separator if rules.stream else None)
+    first, lead = _stream_cuts(flat, rules) if rules.stream else _document_cuts(flat, rules)
+    keep = _selected(rules.positions, flat, spans or ()) & ~rules.excluded[flat.token]
     kept = np.flatnonzero(keep)
     before = np.concatenate([[0], np.cumsum(keep)])
-    span, span_names = (None, ()) if spans is None else _numbered(spans, kept)
+    owner = flat.owner(kept)
+    span, span_names = (None, ()) if spans is None else _numbered(flat, spans, kept)
     columns = TokenColumns(
-        document=document[np.searchsorted(bounds, kept, side="right") - 1],
-        position=position[kept],
-        token=token[kept],
-        chunk=(np.maximum(position[kept] - rules.context, -1) // rules.later + 1).astype(np.int32),
-        special=rules.special[token[kept]],
+        document=flat.document[owner],
+        position=flat.position[kept],
+        token=flat.token[kept],
+        chunk=(_cut(first, kept) - _cut(first, flat.bounds[:-1])[owner]).astype(np.int32),
+        special=rules.special[flat.token[kept]],
         span=span,
         span_names=span_names,
     )
-    windows = _windows(document, lengths, starts, token, kept, before, rules)
-    return Layout(windows=windows, tokens=columns, rows=before[bounds[1:]] - before[starts])
+    return Layout(
+        windows=_windows(flat, first, lead, kept, before, rules, columns.document),
+        tokens=columns,
+        rows=np.diff(before[flat.bounds]),
+        fed=_fed(flat, first, lead, before),
+    )
 
 
-def _numbered(spans: Sequence[TokenSpans], kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flat:
+    """All documents behind one another, with their separators."""
+
+    document: np.ndarray
+    """int64 [D]: ids."""
+    lengths: np.ndarray
+    """int64 [D]: tokens, the separator not counted."""
+    bounds: np.ndarray
+    """int64 [D + 1]: where each document begins, and the end."""
+    token: np.ndarray
+    """int32 [N]"""
+    position: np.ndarray
+    """int32 [N]: in the document."""
+
+    def owner(self, at: np.ndarray) -> np.ndarray:
+        """Index of the document of each of these tokens."""
+        return np.asarray(np.searchsorted(self.bounds, at, side="right") - 1)
+
+
+def _joined(documents: Sequence[int], ids: Sequence[np.ndarray], separator: int | None) -> _Flat:
+    end = np.array([] if separator is None else [separator], dtype=np.int32)
+    lengths = np.array([len(array) for array in ids], dtype=np.int64)
+    bounds = np.concatenate([[0], np.cumsum(lengths + len(end))])
+    token = np.concatenate([np.empty(0, np.int32), *(part for array in ids for part in (array, end))])
+    return _Flat(
+        document=np.array(documents, dtype=np.int64),
+        lengths=lengths,
+        bounds=bounds,
+        token=token,
+        position=(np.arange(len(token)) - np.repeat(bounds[:-1], np.diff(bounds))).astype(np.int32),
+    )
+
+
+def _document_cuts(flat: _Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [W], bool [W]: the first token of each window, and whether a BOS of its own precedes it.
+
+    The BOS of a document's first window is the document's.
+    """
+    lengths, starts = flat.lengths, flat.bounds[:-1]
+    count = (np.maximum(lengths - rules.context, 0) + rules.later - 1) // rules.later + (lengths > 0)
+    owner = np.repeat(np.arange(len(lengths)), count)
+    chunk = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    first = starts[owner] + np.where(chunk == 0, 0, rules.context + (chunk - 1) * rules.later)
+    return first, (chunk > 0) & (rules.window_bos is not None)
+
+
+def _stream_cuts(flat: _Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndarray]:
+    """As `_document_cuts`, of one window behind the other whatever they hold: all but the last are full.
+
+    A window that happens to begin with a BOS gets no second one.
+    """
+    if rules.window_bos is None:
+        first = np.arange(0, len(flat.token), rules.context)
+        return first, np.zeros(len(first), dtype=bool)
+    starts, leads, at = [], [], 0
+    while at < len(flat.token):
+        starts.append(at)
+        leads.append(bool(flat.token[at] != rules.window_bos))
+        at += rules.context - leads[-1]
+    return np.array(starts, dtype=np.int64), np.array(leads, dtype=bool)
+
+
+def _cut(first: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Index of the window of each of these tokens."""
+    return np.asarray(np.searchsorted(first, at, side="right") - 1)
+
+
+def _numbered(flat: _Flat, spans: Sequence[TokenSpans], kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """int32 [n], the innermost span of each row counted in the names that some row has, sorted; -1 outside all."""
     all_names = sorted({name for of_document in spans for name in of_document.names})
     number = {name: i for i, name in enumerate(all_names)}
-    found = [np.empty(0, np.int32)]
-    for of_document in spans:
+    codes = np.full(len(flat.token), -1, np.int32)
+    for start, of_document in zip(flat.bounds.tolist(), spans):
         table = np.array([*(number[name] for name in of_document.names), -1], np.int32)  # -1 finds the last entry
-        found.append(table[of_document.innermost])
-    codes = np.concatenate(found)[kept]
+        codes[start : start + len(of_document.innermost)] = table[of_document.innermost]
+    codes = codes[kept]
     used = np.unique(codes[codes >= 0])
     codes = np.where(codes < 0, -1, np.searchsorted(used, codes)).astype(np.int32)
     return codes, tuple(all_names[i] for i in used.tolist())
 
 
 def _windows(
-    document: np.ndarray,
-    lengths: np.ndarray,
-    starts: np.ndarray,
-    token: np.ndarray,
+    flat: _Flat,
+    first: np.ndarray,
+    lead: np.ndarray,
     kept: np.ndarray,
     before: np.ndarray,
     rules: WindowRules,
+    documents: np.ndarray,
 ) -> list[Window]:
-    """`before` [N + 1]: rows before each token; `kept` [n]: the token of each row."""
-    count = (np.maximum(lengths - rules.context, 0) + rules.later - 1) // rules.later + (lengths > 0)
-    owner = np.repeat(np.arange(len(lengths)), count)
-    chunk = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    first = starts[owner] + np.where(chunk == 0, 0, rules.context + (chunk - 1) * rules.later)
-    stop = np.minimum(starts[owner] + rules.context + chunk * rules.later, (starts + lengths)[owner])
+    """`kept`, `documents` [n]: token and document of each row; `before` [N + 1]: rows before each token."""
     own_bos = np.array([] if rules.window_bos is None else [rules.window_bos], dtype=np.int32)
+    stop = np.append(first[1:], len(flat.token))
     windows = []
-    for a, b, c, number in zip(first.tolist(), stop.tolist(), chunk.tolist(), document[owner].tolist()):
+    for a, b, led in zip(first.tolist(), stop.tolist(), lead.tolist()):
         row, end = int(before[a]), int(before[b])
         if row == end:
             continue
-        lead = own_bos if c else own_bos[:0]
         windows.append(
             Window(
-                ids=np.concatenate([lead, token[a:b]]) if len(lead) else token[a:b],
-                keep=(kept[row:end] - a + len(lead)).astype(np.int32),
+                ids=np.concatenate([own_bos, flat.token[a:b]]) if led else flat.token[a:b],
+                keep=(kept[row:end] - a + led).astype(np.int32),
                 row=row,
-                document=number,
+                document=int(documents[row]),
+                documents=documents[row:end] if rules.stream else None,
             )
         )
     return windows
 
 
-def _selected(
-    positions: Positions, document: np.ndarray, lengths: np.ndarray, starts: np.ndarray, position: np.ndarray
-) -> np.ndarray:
+def _fed(flat: _Flat, first: np.ndarray, lead: np.ndarray, before: np.ndarray) -> np.ndarray:
+    stop = np.append(first[1:], len(flat.token))[: len(first)]
+    runs = before[stop] > before[first]
+    token_runs = np.concatenate([[0], np.cumsum(np.repeat(runs, stop - first))])
+    own = np.bincount(flat.owner(first[runs & lead]), minlength=len(flat.document))
+    return np.asarray(np.diff(token_runs[flat.bounds]) + own)
+
+
+def _selected(positions: Positions, flat: _Flat, spans: Sequence[TokenSpans]) -> np.ndarray:
     """bool [N]: the tokens that `capture.positions` asks for, exclusions aside."""
     if positions == "all":
-        return np.ones(len(position), dtype=bool)
+        return np.ones(len(flat.token), dtype=bool)
     if isinstance(positions, Mapping):
         if "every" in positions:
-            return np.asarray(position % positions["every"] == 0)
-        return np.asarray(_uniform(np.repeat(document, lengths), position) < positions["sample"])
+            return np.asarray(flat.position % positions["every"] == 0)
+        if "sample" in positions:
+            document = np.repeat(flat.document, np.diff(flat.bounds))
+            return np.asarray(_uniform(document, flat.position) < positions["sample"])
+    mask = np.zeros(len(flat.token), dtype=bool)
+    if isinstance(positions, Mapping):
+        for start, of_document in zip(flat.bounds.tolist(), spans):
+            mask[start : start + len(of_document.chosen)] = of_document.chosen
+        return mask
     wanted: tuple[int, ...] = {"first": (0,), "last": (-1,)}[positions] if isinstance(positions, str) else positions
-    mask = np.zeros(len(position), dtype=bool)
-    some = lengths > 0
+    some = flat.lengths > 0
     for number in wanted:
-        mask[(starts + number + (lengths if number < 0 else 0))[some]] = True
+        mask[(flat.bounds[:-1] + number + (flat.lengths if number < 0 else 0))[some]] = True
     return mask
 
 

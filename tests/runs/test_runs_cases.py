@@ -253,11 +253,6 @@ def test_bos_is_excluded_wherever_it_stands(tmp_path: Path) -> None:  # E30
     np.testing.assert_allclose(plain.of(0, "residual.2"), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_stream_of_joined_documents_is_refused_until_it_is_built(tmp_path: Path) -> None:  # E30
-    with pytest.raises(RequestError, match=r"tokens\.batching = 'concatenated'"):
-        run_ids(tmp_path / "run", IDS, tokens={"batching": "concatenated"})
-
-
 def test_no_token_is_lost_where_windows_begin_with_a_bos(tmp_path: Path) -> None:  # E31
     text = "abcdefghijklmnopqrst"
     plain = run(tmp_path / "run", [text], tokens={"context": 8, "bos": "window"})

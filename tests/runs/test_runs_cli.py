@@ -191,7 +191,7 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
         (["run.executor=ray"], ("run.executor", "not built")),
         (["store.dtype=int8"], ("store.dtype", "not built")),
         (["store.compression=zstd"], ("store.compression", "not built")),
-        (["tokens.batching=packed"], ("tokens.batching", "not built")),
+        (["tokens.batching=stacked"], ("tokens.batching", "stacked", "packed")),
         (['capture.pool=["mean"]'], ("capture.pool", "not built")),
         (["statistics.covariance=true"], ("statistics.covariance", "not built")),
         (["model.adapter=x"], ("model.adapter", "not built")),

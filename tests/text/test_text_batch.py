@@ -82,7 +82,8 @@ def test_a_batch_holds_its_windows_padded_on_the_right_with_real_ids() -> None:
     (batch,) = stretch.batches
     assert batch.input_ids.tolist() == [[301, 302, 303, 304, 305], [601, 602, 603, 0, 0], [1, 2, 0, 0, 0]]
     assert batch.lengths.tolist() == [5, 3, 2]
-    assert batch.documents.tolist() == [1, 2, 0]
+    assert batch.documents.tolist() == [1, 1, 1, 1, 1, 2, 2, 2, 0, 0]
+    assert batch.position_ids is None
     assert batch.source.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11]
     assert batch.rows.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     assert batch.spans == [(0, 2, 8), (10, 0, 2)]
@@ -99,7 +100,7 @@ def test_windows_of_one_length_stay_in_order_and_copy_as_one_run() -> None:
 def test_stretches_are_consecutive_and_a_window_with_more_rows_stands_alone() -> None:
     stretches = list(sort_windows(windows_of([5, 5, 20, 3, 3, 3]), tokens_per_batch=64, rows_per_window=10))
     assert [(s.first_row, s.rows) for s in stretches] == [(0, 10), (10, 20), (30, 9)]
-    assert [sorted(d for b in s.batches for d in b.documents.tolist()) for s in stretches] == [[0, 1], [2], [3, 4, 5]]
+    assert [sorted({d for b in s.batches for d in b.documents.tolist()}) for s in stretches] == [[0, 1], [2], [3, 4, 5]]
 
 
 def test_nothing_to_run_gives_no_batches() -> None:

@@ -337,8 +337,6 @@ def test_a_bos_policy_needs_a_bos_token_of_the_tokenizer() -> None:
     "settings_of",
     [
         {"data": {"contrast": ["a", "b"]}},
-        {"tokens": {"batching": "packed"}},
-        {"tokens": {"batching": "concatenated"}},
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(settings_of: Any) -> None:

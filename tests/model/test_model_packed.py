@@ -1,0 +1,109 @@
+"""Packed windows: every site of a family that is let through equals the document alone; the others are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import CONFIGS, ENCODERS, NOT_IN_THE_TABLE, tiny_family
+from oracle import worst_error
+from test_model_sites import DOCUMENTS, FAMILIES, HAVE, TOLERANCE, alone
+
+from harvest.model.capture import Capture
+from harvest.model.packing import LEAKING, obstacle
+from harvest.model.points import SITES, Name
+from harvest.model.sites import resolve_names
+from harvest.records import Window
+from harvest.text.batch import pack_windows
+
+LEAK = {"opt", "opt_350m", "bloom", "bloom_post_norm", "mpt", "mamba", "gpt_oss", "qwen2_vl", "qwen2_5_vl", *ENCODERS}
+"""Families whose documents see each other in a row, or whose positions are not what they were."""
+REFUSED = LEAK | {"gemma3_both_ways"}
+APART = [family for family in FAMILIES if family not in REFUSED]
+
+
+def packed(model: Any, names: tuple[Name, ...], documents: list[list[int]], tokens: int) -> dict[str, torch.Tensor]:
+    """Name -> rows of all documents in order, from rows of the longest document's length."""
+    windows, row = [], 0
+    for number, ids in enumerate(documents):
+        keep = np.arange(len(ids), dtype=np.int32)
+        windows.append(Window(ids=np.array(ids, dtype=np.int32), keep=keep, row=row, document=number))
+        row += len(ids)
+    (window,) = pack_windows(windows, tokens_per_batch=tokens, rows_per_window=10_000)
+    into = {str(name): torch.full((row, name.width), float("nan")) for name in names}
+    with Capture(model, names) as take:
+        for batch in window.batches:
+            take(batch, into)
+    return into
+
+
+def worst(model: Any, names: tuple[Name, ...], tokens: int) -> dict[str, float]:
+    """Name -> largest error of a packed row against hooks on its document alone."""
+    found, row = packed(model, names, DOCUMENTS, tokens), 0
+    errors = dict.fromkeys(found, 0.0)
+    for ids in DOCUMENTS:
+        expected = alone(model, ids, names)
+        for name, rows in found.items():
+            errors[name] = max(errors[name], worst_error(rows[row : row + len(ids)], expected[name]))
+        row += len(ids)
+    return errors
+
+
+def names_of(family: str, model: Any) -> tuple[Name, ...]:
+    return resolve_names(model, [site for site in SITES if site in HAVE[family]], "all")
+
+
+@pytest.mark.parametrize("attention", ["the model's own", "eager"])
+@pytest.mark.parametrize("family", APART)
+def test_every_site_of_packed_documents_equals_a_hook_on_the_document_alone(family: str, attention: str) -> None:
+    model = tiny_family(family, **({"attn_implementation": "eager"} if attention == "eager" else {}))
+    assert obstacle(model) is None
+    for tokens in (13, 1000):  # a row a batch, and all rows in one
+        errors = worst(model, names_of(family, model), tokens)
+        assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.parametrize("family", sorted(LEAK))
+def test_a_family_that_is_refused_would_indeed_leak(family: str) -> None:
+    model = tiny_family(family)
+    assert max(worst(model, names_of(family, model), 1000).values()) > 0.1
+
+
+@pytest.mark.parametrize("family", sorted(REFUSED))
+def test_what_leaks_is_named_with_the_reason(family: str) -> None:
+    kind = CONFIGS[family][0]
+    assert str(obstacle(tiny_family(family))).startswith(f"'{kind}'".removesuffix("'"))
+
+
+@pytest.mark.parametrize("family", sorted({*NOT_IN_THE_TABLE} - {"t5"}))
+def test_an_architecture_that_no_test_compares_is_not_packed(family: str) -> None:
+    assert "is not in the table of architectures" in str(obstacle(tiny_family(family)))
+
+
+def test_an_attention_that_no_test_compares_is_not_packed() -> None:
+    model = tiny_family("llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    assert "model.attention = 'flash_attention_2' is not one of 'eager', 'sdpa'" in str(obstacle(model))
+
+
+def test_the_list_of_leaking_models_names_no_other() -> None:
+    kinds = {tiny_family(family).config.get_text_config().model_type for family in LEAK - {*ENCODERS}}
+    assert kinds == set(LEAKING)
+
+
+def test_positions_that_run_on_or_a_cache_would_be_seen_here() -> None:
+    """The comparison has teeth: the same rows with the cache left on, which switches the mask off, are off by 1."""
+    model = tiny_family("llama")
+    names = resolve_names(model, ["residual"], [-1])
+    forward = model.model.forward
+
+    def caching(**arguments: Any) -> Any:
+        return forward(**{**arguments, "use_cache": True})
+
+    model.model.forward = caching
+    found = packed(model, names, DOCUMENTS, 1000)["residual.2"]
+    model.model.forward = forward
+    expected = torch.cat([alone(model, ids, names)["residual.2"] for ids in DOCUMENTS])
+    assert worst_error(found, expected) > 0.1
