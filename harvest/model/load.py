@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,15 @@ from harvest.config import ModelSettings, resolve_package
 from harvest.errors import RequestError
 from harvest.model.architectures import is_encoder, unused_positions
 
+LONGEST_NAME = 1024
+"""Characters of a model's name or path; file systems take no more in one piece."""
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
 """Files of a model folder that its fingerprint covers."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNREAD = ("pooler.",)
+"""Weights beyond what is captured, which many encoders are published without."""
 MAX_CONTEXT = 2048
 """`tokens.context = "auto"` stops here: longer windows are a choice, not a default."""
 
@@ -65,6 +69,8 @@ class Checkpoint:
 def locate(name: str, revision: str = "main", setting: str = "model.name") -> Checkpoint:
     """Finds a checkpoint by hub id, folder, `.gguf` file or `package:`; RequestError where there is none."""
     path = Path(resolve_package(name, setting))
+    if len(name) > LONGEST_NAME:
+        raise RequestError(f"{setting} = {name[:40]!r}...: {len(name)} characters; allowed are {LONGEST_NAME}")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise RequestError(f"{setting} = {name!r}: no such file")
@@ -83,9 +89,9 @@ def _one_clear_line(setting: str, name: str) -> Iterator[None]:
     """Turns what transformers says over many lines into one that names the setting."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if isinstance(error, RequestError):
-            raise
+    except RequestError:
+        raise
+    except Exception as error:  # foreign code over foreign files: what it raises is not ours to list
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(f"{setting} = {name!r}: cannot be loaded: {reason[:400]}") from error
 
@@ -101,8 +107,11 @@ def load_config(settings: ModelSettings) -> Any:
 
 def skeleton(config: Any, settings: ModelSettings) -> Any:
     """The model on the meta device: its modules, sites and attention, in a second and without memory."""
-    with _quiet(), _one_clear_line("model.name", settings.name), torch.device("meta"):
-        return _auto_class(config).from_config(config, **_attention(settings))
+    blamed = ("model.name", settings.name) if settings.attention == "auto" else ("model.attention", settings.attention)
+    with _quiet(), _one_clear_line(*blamed), torch.device("meta"):
+        return _auto_class(config).from_config(
+            config, trust_remote_code=settings.trust_remote_code, **_attention(settings)
+        )
 
 
 def _auto_class(config: Any) -> Any:
@@ -111,11 +120,16 @@ def _auto_class(config: Any) -> Any:
 
 
 def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) -> Any:
-    """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16); `config` from `load_config`."""
+    """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16); `config` from `load_config`.
+
+    Raises RequestError where it cannot be loaded, or where the checkpoint lacks weights of the trunk: transformers
+    would make those up.
+    """
     checkpoint = locate(settings.name, settings.revision)
     with _quiet(), _one_clear_line("model.name", settings.name):
-        model = _auto_class(config).from_pretrained(
+        model, loading = _auto_class(config).from_pretrained(
             checkpoint.where,
+            output_loading_info=True,
             config=config,
             dtype=DTYPES[dtype],
             trust_remote_code=settings.trust_remote_code,
@@ -123,7 +137,18 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) ->
             **_attention(settings),
             **settings.options,
         )
+    _refuse_made_up_weights(model, loading["missing_keys"], settings.name)
     return model.to(device).eval()
+
+
+def _refuse_made_up_weights(model: Any, missing: Iterable[str], name: str) -> None:
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    lacking = sorted(key for key in missing if key.startswith(prefix) and not key.startswith(UNREAD))
+    if lacking:
+        raise RequestError(
+            f"model.name = {name!r}: the checkpoint lacks {len(lacking)} weights of the model, the first is "
+            f"{lacking[0]}; a forward with made-up ones would tell nothing"
+        )
 
 
 def load_tokenizer(settings: ModelSettings, name: str | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harvest.environment import allow_open_files
-from harvest.errors import DocumentError, MismatchError, WorkError
+from harvest.errors import DocumentError, MismatchError, RequestError, WorkError
 from harvest.pipeline import Pipeline, Watch, describe
 from harvest.plan import Plan
 from harvest.records import Assignment, ShardRecord, ShardText
@@ -37,7 +37,10 @@ def run_inline(
         if model is None:
             from harvest.model.load import load_model  # what needs no model (a finished run) loads no transformers
 
-            model = load_model(plan.job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
+            try:
+                model = load_model(plan.job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
+            except RequestError as error:  # too late for "nothing was written": the run has begun
+                raise WorkError(str(error)) from error
         observer.loaded(time.monotonic() - begin)
         _Inline(plan, model, files, lease, schedule, observer).run()
     finally:
