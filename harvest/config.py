@@ -225,10 +225,16 @@ class CaptureSettings(Settings):
     """`all`, or a tuple of ints; negative counts from the end."""
     positions: Positions = "all"
     """`all`, `last`, `first`, a tuple of ints, {every}, {sample} or {span}."""
-    pool: Annotated[tuple[Literal["mean", "last", "max"], ...], Field(strict=False)] | None = None
+    pool: Annotated[tuple[Literal["mean", "last", "max"], ...], Field(strict=False, min_length=1)] | None = None
+    """One more row per document and name, over its stored rows; float32."""
     exclude: Exclude = ()
     """`bos`, `special` and token ids that are left out, never shifting the rest."""
     store: bool = True
+
+    @field_validator("pool")
+    @classmethod
+    def _each_once(cls, pool: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if pool is None else tuple(dict.fromkeys(pool))
 
 
 class StoreSettings(Settings):

@@ -94,10 +94,11 @@ def estimate(
     *,
     shard_documents: int,
     bytes_per_row: int,
+    bytes_per_document: int,
     memory_bytes: int,
     free_bytes: int | None,
 ) -> Estimate:
-    """What the first documents say of all; `memory_bytes` from `worker_memory`."""
+    """What the first documents say of all; `memory_bytes` from `worker_memory`, `bytes_per_document` of pooled rows."""
     documents = _documents(job, source)
     tokens = rows = stored = None
     if documents is not None:
@@ -105,6 +106,7 @@ def estimate(
         share = 1.0 if job.data.max_tokens is None else min(1.0, job.data.max_tokens / max(1, tokens))
         tokens, rows = round(share * tokens), round(share * documents * probe.rows / max(1, probe.documents))
         stored = rows * (bytes_per_row + TABLE_BYTES_PER_ROW) if job.capture.store else 0
+        stored += round(share * documents) * bytes_per_document
     return Estimate(
         documents=documents,
         tokens=tokens,
@@ -123,7 +125,7 @@ def worker_memory(*, rows_per_sort_window: int, bytes_per_row: int, tokens_per_b
     return LIBRARY_BYTES + 2 * weight_bytes + windows + tokens_per_batch * BYTES_PER_BATCH_TOKEN + TEXT_BYTES
 
 
-def shard_documents(job: Job, probe: Probe, bytes_per_row: int) -> int:
+def shard_documents(job: Job, probe: Probe, bytes_per_row: int, bytes_per_document: int) -> int:
     """The largest power of two of source rows that stays within SHARD_BYTES and SHARD_TOKENS on average."""
     if job.store.shard_documents != "auto":
         return job.store.shard_documents
@@ -131,6 +133,7 @@ def shard_documents(job: Job, probe: Probe, bytes_per_row: int) -> int:
         return PROBE_DOCUMENTS
     share = job.data.sample or 1.0
     bytes_per_source_row = share * probe.rows / probe.documents * (bytes_per_row if job.capture.store else 0)
+    bytes_per_source_row += share * bytes_per_document
     tokens_per_source_row = share * probe.tokens / probe.documents
     most = min(
         SHARD_BYTES / bytes_per_source_row if bytes_per_source_row else MAX_SHARD_DOCUMENTS,

@@ -142,7 +142,7 @@ class Pipeline:
                 except BaseException:
                     self._buffers.give_back(rows)
                     raise
-                behind.submit(work.write, rows, self._buffers.give_back)
+                behind.submit(work.write, window, rows, self._buffers.give_back)
                 work.raise_error()
         except Exception as error:
             return behind.submit(work.give_up, error)

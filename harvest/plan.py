@@ -108,6 +108,7 @@ def make_plan(
     tokeniser = _tokeniser(job, found)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     bytes_per_row = sum(name.width for name in found.names) * ITEMSIZE[store_dtype]
+    bytes_per_document = sum(name.width for name in found.names) * ITEMSIZE["float32"] * len(job.capture.pool or ())
     probe = probe_documents(source, tokeniser)
     resolved = Resolved(
         dtype=found.dtype,
@@ -117,7 +118,7 @@ def make_plan(
         batching=_batching(job, found),
         tokens_per_batch=_tokens_per_batch(job, found.device),
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
-        shard_documents=shard_documents(job, probe, bytes_per_row),
+        shard_documents=shard_documents(job, probe, bytes_per_row, bytes_per_document),
         store_dtype=store_dtype,
         chunk_bytes=int(job.store.chunk_mb * 2**20),
         threads=resolve_threads(job),
@@ -145,6 +146,7 @@ def make_plan(
             probe,
             shard_documents=resolved.shard_documents,
             bytes_per_row=bytes_per_row,
+            bytes_per_document=bytes_per_document,
             memory_bytes=memory,
             free_bytes=free_bytes,
         ),
@@ -159,7 +161,6 @@ def refuse_unbuilt(job: Job) -> None:
         ("directions", bool(job.directions), "leave it out"),
         ("answers", bool(job.answers), "leave it out"),
         ("data.contrast", job.data.contrast is not None, "leave it out"),
-        ("capture.pool", job.capture.pool is not None, "leave it out"),
         ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
         ("store.compression", job.store.compression != "none", "allowed is 'none'"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
@@ -172,9 +173,10 @@ def refuse_unbuilt(job: Job) -> None:
         ("run.gpus_per_worker", job.run.gpus_per_worker != "auto", "allowed is 'auto'"),
         ("run.cpus_per_worker", job.run.cpus_per_worker != "auto", "allowed is 'auto'"),
     ]
-    if not job.capture.store and not job.statistics.moments:
+    if not (job.capture.store or job.capture.pool or job.statistics.moments):
         raise RequestError(
-            "capture.store = False: then something else must be kept; statistics.moments = true is allowed"
+            "capture.store = False: then something else must be kept; allowed are statistics.moments = true "
+            "and capture.pool"
         )
     settings = job.model_dump(mode="json")
     for key, asked, allowed in unbuilt:

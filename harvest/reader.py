@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import torch
 from harvest.activations import TORCH_DTYPES, Activations, Parts, row_numbers
 from harvest.batches import Batches
 from harvest.errors import NotBuiltError, RequestError
+from harvest.features import labels_of, pooled_rows
 from harvest.records import ShardRecord
 from harvest.reduce.base import StateFile
 from harvest.reduce.moments import Moments, NameStatistics
@@ -243,9 +244,38 @@ class Run:
         """Concept directions, by name and by name of the activations."""
         raise NotBuiltError("directions(): not built in this version")
 
-    def features(self, name: str, pool: str = "mean", labels: Sequence[str] = ()) -> Any:
-        """Pooled rows with their labels."""
-        raise NotBuiltError("features(): not built in this version")
+    @overload
+    def features(self, name: str, pool: str = "mean", labels: None = None) -> np.ndarray: ...
+
+    @overload
+    def features(self, name: str, pool: str = "mean", *, labels: Sequence[str]) -> tuple[np.ndarray, pa.Table]: ...
+
+    @overload
+    def features(self, name: str, pool: str, labels: Sequence[str]) -> tuple[np.ndarray, pa.Table]: ...
+
+    def features(
+        self, name: str, pool: str = "mean", labels: Sequence[str] | None = None
+    ) -> np.ndarray | tuple[np.ndarray, pa.Table]:
+        """One pooled row ("mean", "last" or "max" over its stored rows) per document that has rows: float32 [n, d].
+
+        With `labels`, columns of `documents()`, also a table of them, row by row with the features; "document" says
+        which document each is. Pools that the run kept (`capture.pool`) are read, others computed from its rows.
+        """
+        if name not in self.names:
+            raise RequestError(f"name {name!r}: this run has {', '.join(self.names) or 'none'}")
+        plan, capture = self.record.plan, self.record.job.get("capture", {})
+        found = pooled_rows(
+            self.files,
+            self.shards,
+            name,
+            pool,
+            width=int(plan["names"][name]["width"]),
+            dtype=str(plan["resolved"]["store_dtype"]),
+            stored=capture.get("pool") or (),
+        )
+        if labels is None:
+            return found
+        return found, labels_of(self.documents(), [labels] if isinstance(labels, str) else labels)
 
 
 def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:

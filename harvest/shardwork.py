@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from harvest.environment import environment
 from harvest.plan import Plan
 from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Block, Reduction, save_states
+from harvest.reduce.pool import DocumentPool, Pooled
 from harvest.store.attempt import AttemptWriter
 from harvest.store.files import Files
-from harvest.store.layout import DOCUMENTS, STATES, TOKENS
+from harvest.store.layout import DOCUMENTS, STATES, TOKENS, pooled_name
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 
 
@@ -43,12 +44,16 @@ class ShardWork:
         self.self_check: dict[str, float] = {}
         """Name -> largest error of the replica's self-check, where it was made before this shard."""
         self.seconds: dict[str, float] = {"forward": 0.0, "reduce": 0.0, "write": 0.0}
+        if plan.job.capture.pool:
+            self.seconds["pool"] = 0.0
         self._kept = plan.job.data.keep or ()
+        pools = plan.job.capture.pool or ()
+        self._pools = {str(name): DocumentPool(pools, name.width) for name in plan.names} if pools else {}
         self.stores_rows = plan.job.capture.store
         self._writer = AttemptWriter(
             files,
             attempt,
-            array_specs(plan, len(text.tokens)) if self.stores_rows else {},
+            array_specs(plan, text),
             chunk_bytes=plan.resolved.chunk_bytes,
             before_object=still_mine,
         )
@@ -73,17 +78,30 @@ class ShardWork:
                     ),
                 )
 
-    def write(self, rows: Rows, give_back: Callable[[Rows], None]) -> None:
-        """Appends a window to every array; after an error, which `finish` will raise, only gives the buffers back."""
+    def write(self, window: SortWindow, rows: Rows, give_back: Callable[[Rows], None]) -> None:
+        """Appends a window to every array, and the documents that end in it to the pooled ones.
+
+        After an error, which `finish` will raise, only gives the buffers back.
+        """
         try:
             if self._error is None and self.stores_rows:
                 with self.clock("write"):
                     for name, block in rows.items():
                         self._writer.append(name, as_numpy(block))
+            if self._error is None and self._pools:
+                at = slice(window.first_row, window.first_row + window.rows)
+                with self.clock("pool"):
+                    for name, pool in self._pools.items():
+                        self._append_pooled(name, pool.update(rows[name], self._text.tokens.document[at]))
         except Exception as error:
             self._error = error
         finally:
             give_back(rows)
+
+    def _append_pooled(self, name: str, found: Iterable[Pooled]) -> None:
+        for pooled in found:
+            for kind, values in pooled.items():
+                self._writer.append(pooled_name(kind, name), values)
 
     def raise_error(self) -> None:
         """Raises what has gone wrong behind, so that no forward runs in vain."""
@@ -100,6 +118,8 @@ class ShardWork:
         try:
             self.raise_error()
             with self.clock("write"):
+                for name, pool in self._pools.items():
+                    self._append_pooled(name, pool.finish())
                 if self.stores_rows:
                     self._writer.table(TOKENS, tokens_table(self._text.tokens))
                 self._writer.table(DOCUMENTS, documents_table(self._text.documents, self._kept))
@@ -150,23 +170,22 @@ class Clock:
         self._total[self._stage] += self.seconds
 
 
-def array_specs(plan: Plan, rows: int) -> dict[str, ArraySpec]:
-    """What a shard's arrays are, before they are written."""
-    return {
-        str(name): ArraySpec(
-            rows=rows,
-            width=name.width,
-            dtype=plan.resolved.store_dtype,
-            attributes={
-                "model": plan.job.model.name,
-                "site": name.site,
-                "layer": name.layer,
-                "module": name.module,
-                "dtype": plan.resolved.store_dtype,
-            },
-        )
-        for name in plan.names
-    }
+def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:
+    """What a shard's arrays are, before they are written: one row per stored token, and per document with rows."""
+    specs = {}
+    documents = sum(row.rows > 0 for row in text.documents)
+    for name in plan.names:
+        about = {"model": plan.job.model.name, "site": name.site, "layer": name.layer, "module": name.module}
+        if plan.job.capture.store:
+            dtype = plan.resolved.store_dtype
+            specs[str(name)] = ArraySpec(
+                rows=len(text.tokens), width=name.width, dtype=dtype, attributes={**about, "dtype": dtype}
+            )
+        for pool in plan.job.capture.pool or ():
+            specs[pooled_name(pool, str(name))] = ArraySpec(
+                rows=documents, width=name.width, dtype="float32", attributes={**about, "pool": pool}
+            )
+    return specs
 
 
 def as_numpy(rows: torch.Tensor) -> np.ndarray:

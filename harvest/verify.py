@@ -15,6 +15,7 @@ import google_crc32c
 import numpy as np
 
 from harvest.errors import DamageError, RequestError
+from harvest.features import documents_with_rows
 from harvest.reader import open_states
 from harvest.records import DOCUMENTS_PER_FILE, ArraySpec, ShardRecord, SourceFile
 from harvest.runtime.schedule import Schedule
@@ -175,6 +176,7 @@ class _Shard:
             if tokens is not None:
                 yield from self._tokens(tokens)
             yield from self._sums(tokens)
+            yield from self._pools()
         except DamageError as error:
             yield self._finding("", _bare(error))
 
@@ -272,6 +274,25 @@ class _Shard:
                 what = same_sums(states, name, scan, self.record.rows)
                 if what is not None:
                     yield self._finding(layout.STATES, f"{name}: {what}")
+
+    def _pools(self) -> Iterator[Finding]:
+        """Every pooled array is there and has a row for each document that has some."""
+        if layout.DOCUMENTS in self.broken:
+            return
+        pools = self.run.job.get("capture", {}).get("pool") or ()
+        rows = documents_with_rows(self.files, self.record) if pools else 0
+        for name in self.run.plan["resolved"]["names"] if pools else ():
+            spec = ArraySpec(rows=rows, width=self.run.plan["names"][name]["width"], dtype="float32")
+            for pool in pools:
+                pooled = layout.pooled_name(pool, name)
+                if any(path.startswith(f"{layout.array_path(pooled)}/") for path in self.broken):
+                    continue
+                try:
+                    array = StoredArray(self.files, self.record.attempt, pooled, spec)
+                    for number in range(array.grid.objects):
+                        array.check_object(number)
+                except DamageError as error:
+                    yield self._finding(layout.array_path(pooled), _bare(error))
 
     def _scan(self, name: str, tokens: Mapping[str, np.ndarray] | None, kind: str | None) -> Scan:
         plan = self.run.plan

@@ -295,7 +295,6 @@ def test_a_run_that_kept_no_moments_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda run: run.features("residual.0", "mean"),
         lambda run: run.directions(),
         lambda run: run.find(text="a"),
         lambda run: run.batches("mlp.1", mixing="blocks"),

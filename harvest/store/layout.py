@@ -19,9 +19,10 @@ DIRECTIONS = "directions"
 STATISTICS = "statistics.parquet"
 REPORT = "report.html"
 TOKENS = "tokens.parquet"
-"""Within an attempt, as are the next two."""
+"""Within an attempt, as are the next three."""
 DOCUMENTS = "documents.parquet"
 STATES = "states.safetensors"
+POOLED = "pooled"
 ZARR = "zarr.json"
 
 _KEY = r"f\d{5,}-s\d{6,}"
@@ -72,6 +73,11 @@ def attempt_of(path: str) -> str | None:
     """The attempt that a path of the run lies in; None outside all attempts."""
     parts = path.split("/", 2)
     return parts[1] if len(parts) == 3 and parts[0] == SHARDS and parse_attempt(parts[1]) else None
+
+
+def pooled_name(pool: str, name: str) -> str:
+    """What the array of a name's pooled rows is called: one row per document that has rows, in document order."""
+    return f"{POOLED}/{pool}/{name}"
 
 
 def array_path(name: str) -> str:

@@ -192,7 +192,7 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
         (["store.dtype=int8"], ("store.dtype", "not built")),
         (["store.compression=zstd"], ("store.compression", "not built")),
         (["tokens.batching=stacked"], ("tokens.batching", "stacked", "packed")),
-        (['capture.pool=["mean"]'], ("capture.pool", "not built")),
+        (['capture.pool=["median"]'], ("capture.pool", "median", "mean")),
         (["statistics.covariance=true"], ("statistics.covariance", "not built")),
         (["model.adapter=x"], ("model.adapter", "not built")),
         (["store.memory_gb=0.001"], ("store.memory_gb", "0.001")),
