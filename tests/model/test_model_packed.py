@@ -65,6 +65,13 @@ def test_every_site_of_packed_documents_equals_a_hook_on_the_document_alone(fami
         assert max(errors.values()) < TOLERANCE, errors
 
 
+@pytest.mark.parametrize("family", [family for family in APART if family != "llava"])  # which is built without one
+def test_the_head_which_only_the_whole_model_runs_is_packed_as_truly(family: str) -> None:
+    model = tiny_family(family)
+    errors = worst(model, resolve_names(model, ["module:lm_head"], "all"), 1000)
+    assert errors["module:lm_head"] < TOLERANCE
+
+
 @pytest.mark.parametrize("family", sorted(LEAK))
 def test_a_family_that_is_refused_would_indeed_leak(family: str) -> None:
     model = tiny_family(family)
