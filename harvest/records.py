@@ -230,7 +230,7 @@ class ShardRecord:
     attempt: str
     """Folder of the attempt that counts: `<key>.<life>-<number>`."""
     rows: int
-    """Rows of every array and of the token table."""
+    """Rows of every name and of the token table; a pooled array has one per document that has rows."""
     documents: int
     """Documents listed, skipped ones included."""
     skipped: Mapping[str, int]

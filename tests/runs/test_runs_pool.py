@@ -246,6 +246,28 @@ def test_the_plan_counts_the_bytes_of_pooled_rows(tmp_path: Path) -> None:
 # ---- cases of other tools' users ---------------------------------------------------------------------------------
 
 
+def test_e20_numbers_that_are_none_in_the_padding_reach_no_row_and_no_pool(tmp_path: Path) -> None:
+    model, documents = tiny_llama(vocab=64), [[5, 9, 17], [23, 31, 40, 50, 60, 7, 8, 11, 12]]
+    expected = [alone(model, ids, ["residual.2"])["residual.2"].double().numpy() for ids in documents]
+    seen: list[torch.Tensor] = []
+
+    def spoil(_module: Any, _args: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        hidden[seen[-1] == 0] = float("nan")  # the padding's id, which no document holds
+        return output
+
+    model.model.register_forward_pre_hook(lambda _m, _a, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
+    model.model.layers[2].register_forward_hook(spoil)
+    rows = [{"ids": ids} for ids in documents]
+    plain = run(tmp_path / "run", rows, model=model, tokenizer=None, data={"ids": "ids"}, capture={"pool": POOLS})
+    assert any((ids == 0).any() and len(ids) == 2 for ids in seen)  # one batch, padded
+    for document, values in enumerate(expected):
+        assert close(plain.of(document, "residual.2").astype(np.float64), values)
+    means = np.array([values.mean(axis=0) for values in expected])
+    assert close(pooled(tmp_path / "run", "mean", "residual.2"), means)
+    assert not any(record["non_finite"] for record in plain.records.values())
+
+
 def test_e74_a_position_is_counted_from_each_prompts_own_end_and_one_too_short_is_named(tmp_path: Path) -> None:
     model = tiny_llama(vocab=300)
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}<eos>A:"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from oracle import TOLERANCE_TINY, alone, worst_error
-from plainrun import first_difference
+from plainrun import PlainRun, first_difference
 from runcase import job, jsonl, run
 from tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_llama
 
@@ -35,6 +35,13 @@ SPANS = [
 
 def rows() -> list[dict[str, Any]]:
     return [{"text": text, "marks": spans} for text, spans in zip(TEXTS, SPANS)]
+
+
+def spans_of(path: Path, plain: PlainRun) -> list[str | None]:
+    """The span of every row, as Parquet holds it (numpy has no null)."""
+    attempts = [record["attempt"] for record in plain.records.values()]
+    tables = [pq.read_table(path / "shards" / attempt / "tokens.parquet", columns=["span"]) for attempt in attempts]
+    return [span for table in tables for span in table.column("span").to_pylist()]
 
 
 def expected_positions(text: str, spans: Any, names: set[str]) -> list[int]:
@@ -120,7 +127,9 @@ def test_spans_come_out_of_every_format_alike(tmp_path: Path, kind: str) -> None
             writer.writerows([[row["text"], json.dumps(row["marks"])] for row in rows()])
     found = run(tmp_path / "file", path, data={"spans": "marks"})
     objects = run(tmp_path / "objects", rows(), data={"spans": "marks"})
-    assert found.tokens["span"].tolist() == objects.tokens["span"].tolist()
+    spans = spans_of(tmp_path / "file", found)
+    assert spans == spans_of(tmp_path / "objects", objects)
+    assert set(spans) == {None, "all", "noun", "place"}
     assert found.rows["residual.2"].tobytes() == objects.rows["residual.2"].tobytes()
 
 
@@ -146,3 +155,28 @@ def test_a_damaged_span_column_is_found(tmp_path: Path) -> None:
     assert any(
         "tokens.parquet" in finding.object for finding in verify_run(tmp_path / "run").findings if finding.damage
     )
+
+
+@pytest.mark.parametrize("batching", ["packed", "concatenated"])
+def test_spans_stay_on_their_tokens_in_every_batching_and_a_separator_is_in_none(tmp_path: Path, batching: str) -> None:
+    whole = run(tmp_path / "sorted", rows(), data={"spans": "marks"})
+    other = run(tmp_path / "other", rows(), data={"spans": "marks"}, tokens={"batching": batching, "context": 16})
+
+    expected = dict(zip(whole.keys, spans_of(tmp_path / "sorted", whole)))
+    found = dict(zip(other.keys, spans_of(tmp_path / "other", other)))
+    separators = [key for key in found if key not in expected]
+    assert len(separators) == (len(TEXTS) if batching == "concatenated" else 0)
+    assert found == expected | dict.fromkeys(separators)
+    by_span = {"positions": {"span": ["noun"]}}
+    picked = run(
+        tmp_path / "noun",
+        rows(),
+        data={"spans": "marks"},
+        tokens={"batching": batching, "context": 16},
+        capture=by_span,
+    )
+    assert picked.keys == [
+        (document, at)
+        for document, (text, marks) in enumerate(zip(TEXTS, SPANS))
+        for at in expected_positions(text, marks, {"noun"})
+    ]

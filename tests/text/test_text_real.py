@@ -79,3 +79,24 @@ def test_a_long_real_text_is_cut_into_pieces_without_a_trace(smollm: Any, review
     monkeypatch.setattr("harvest.text.encode.PIECE_CHARACTERS", 500)
     shard = tokeniser(smollm, context=10**6, vocab_size=49152).shard(rows_of([text]), file=0)
     assert documents_of(shard)[0] == smollm(text, split_special_tokens=True)["input_ids"]
+
+
+def test_the_roles_of_a_real_template_hold_exactly_the_messages_texts(smollm: Any) -> None:
+    chats = [
+        [("system", "You are assistant."), ("user", "user"), ("assistant", "im"), ("user", "Straße, 的是?")],
+        [("user", "assistant\n"), ("assistant", "s"), ("user", "<|im_end|>"), ("assistant", "<think>x</think> Ja.")],
+    ]
+    messages = [[{"role": role, "content": text} for role, text in chat] for chat in chats]
+    made = tokeniser(smollm, data={"messages": "m"}, vocab_size=len(smollm), context=2048)
+    shard = made.shard(rows_of(messages, "m"), file=0)
+    names = [None, *shard.tokens.span_names]
+    found: list[list[tuple[Any, list[int]]]] = [[], []]
+    for document, code, token in zip(shard.tokens.document, shard.tokens.span + 1, shard.tokens.token.tolist()):
+        if not found[document] or found[document][-1][0] != names[code]:
+            found[document].append((names[code], []))
+        found[document][-1][1].append(token)
+    said = [[(name, smollm.decode(ids)) for name, ids in runs if name is not None] for runs in found]
+    assert said[0] == chats[0]
+    assert said[1][:3] == [("user", "assistant"), ("assistant", "s"), ("user", "<|im_end|>")]
+    assert "".join(text for _, text in said[1][3:]) == "<think>x</think> Ja."
+    assert [name for name, _ in said[1][3:]] == ["assistant", "reasoning", "assistant", "answer"]
