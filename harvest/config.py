@@ -406,6 +406,7 @@ def _one_line(error: ValidationError) -> str:
         hint = f"did you mean {close[0]}? " if close else ""
         return f"{where}: unknown setting; {hint}known here: {', '.join(known)}"
     if first["type"] == "missing":
+        where = {"model": "model.name", "data": "data.path", "run": "run.path"}.get(where, where)
         return f"{where}: missing; it has no default"
     message = first["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("string", "text")
     value = first["input"]

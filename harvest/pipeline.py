@@ -209,4 +209,6 @@ def _outcome(assignment: Assignment, future: Future[ShardRecord]) -> Outcome:
 def describe(assignment: Assignment, error: BaseException) -> str:
     """One line that names the shard and what happened."""
     text = str(error) if isinstance(error, HarvestError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, DocumentError) and error.where:  # as read; a value that the store cannot hold has no place
+        text += "; data.on_bad = 'skip' leaves such documents out and lists them"
     return f"shard {assignment.shard.key}: {' '.join(text.split())}"

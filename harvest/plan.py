@@ -212,6 +212,8 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
     from harvest.model import load, packing, sites
 
+    if model is not None and not hasattr(model, "config"):
+        raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
     config = load.load_config(job.model) if model is None else model.config
     skeleton = load.skeleton(config, job.model) if model is None else model
     names = sites.resolve_names(skeleton, job.capture.sites, job.capture.layers)

@@ -37,8 +37,8 @@ def plan(plan: Plan) -> Shown:
     }
     rows = [
         ("model", f"{plan.job.model.name}, {resolved.dtype} on {resolved.device}, attention {resolved.attention}"),
-        ("names", f"{len(plan.names)}: {_few([str(name) for name in plan.names])}"),
-        ("data", f"{plan.job.data.path}, {len(plan.source.files)} files"),
+        ("names", f"{len(plan.names):,}: {_few([str(name) for name in plan.names])}"),
+        ("data", f"{plan.job.data.path}, {_plural(len(plan.source.files), 'file')}"),
         ("documents", _count(estimate.documents)),
         ("tokens", f"about {_count(estimate.tokens)}, windows of at most {resolved.context}"),
         ("rows", f"about {_count(estimate.rows)}, {_bytes(estimate.bytes_per_row)} each as {resolved.store_dtype}"),
@@ -59,9 +59,9 @@ def run(run: Run) -> Shown:
         ("run", run.path),
         ("documents", f"{summary['documents']:,}" + (f" ({skipped} skipped)" if skipped else "")),
         ("tokens", f"{summary['tokens']:,}" + _dropped(summary["dropped_tokens"])),
-        ("rows", f"{summary['rows']:,} in each of {len(run.names)} names"),
+        ("rows", f"{summary['rows']:,} in each of {_plural(len(run.names), 'name')}"),
         ("names", _few(run.names)),
-        ("bytes", f"{_bytes(summary['bytes'])} in {summary['shards']} shards"),
+        ("bytes", f"{_bytes(summary['bytes'])} in {_plural(summary['shards'], 'shard')}"),
         ("speed", _speed(summary)),
         ("self-check", _self_check(summary["self_check"])),
     ]
@@ -76,9 +76,9 @@ def _dropped(tokens: int) -> str:
 
 def _self_check(errors: Mapping[str, float]) -> str:
     if not errors:
-        return "nothing ran"
+        return "nothing to compare"
     worst = max(errors, key=lambda name: errors[name])
-    return f"a batch and a document alone agree to {errors[worst]:.1e} of a row's norm ({worst})"
+    return f"a batch and a document alone agree to {errors[worst]:.1e} of the median row norm ({worst})"
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def status(status: Mapping[str, Any]) -> Shown:
         ("rows", f"{status['rows']:,}"),
         ("tokens", _tokens(status)),
         ("bytes", _bytes(status["bytes"])),
-        ("forward", f"{_count(status['tokens_per_forward_second'])} tokens/s"),
+        ("forward", _forward(status)),
     ]
     if status["worker"]:
         worker = status["worker"]
@@ -108,6 +108,11 @@ def status(status: Mapping[str, Any]) -> Shown:
             ("at work", f"pid {worker['pid']} on {worker['host']}, heard of {worker['seconds_since_heartbeat']} s ago")
         )
     return Shown(_table(rows), dict(status))
+
+
+def _forward(status: Mapping[str, Any]) -> str:
+    rate = status["tokens_per_forward_second"]
+    return "nothing ran" if rate is None else f"{rate:,.0f} tokens/s"
 
 
 def _tokens(status: Mapping[str, Any]) -> str:
@@ -127,6 +132,10 @@ def sites(sites: Mapping[str, Any]) -> Shown:
 def _table(rows: Sequence[tuple[str, str]]) -> str:
     width = max(len(key) for key, _ in rows)
     return "\n".join(f"{key:<{width}}  {value}" for key, value in rows)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _few(items: Sequence[str], most: int = 6) -> str:

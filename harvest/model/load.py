@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -176,6 +177,7 @@ def _quiet() -> Iterator[None]:
     """
     verbosity, reader = transformers.logging.get_verbosity(), gguf.GGUFReader
     transformers.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # six lines of retries before our one
     transformers.logging.disable_progress_bar()
     gguf.GGUFReader = _gguf_reader
     try:

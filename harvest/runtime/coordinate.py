@@ -29,6 +29,8 @@ from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 from harvest.store.tables import parquet_bytes, statistics_table
 
+MOST_DIFFERENCES = 5
+"""Of two jobs, that a refusal lists."""
 GROWING = ("limit", "max_tokens")
 """Settings of `data` that may grow on resume: the last, cut shard is harvested again."""
 
@@ -109,15 +111,18 @@ def _committed_bytes(ledger: Ledger) -> int:
 
 def _refuse_difference(plan: Plan, earlier: RunRecord) -> None:
     """A run goes on only with what it began with."""
-    different = differences(earlier.fingerprint, plan.lock())
+    found = differences(earlier.fingerprint, plan.lock())
+    # What every `auto` stands for follows from the rest, and is news only where it differs alone.
+    different = [line for line in found if not line.startswith("resolved.")] or found
     for key in GROWING:
         old, new = earlier.job["data"].get(key), getattr(plan.job.data, key)
         if old != new and (old is None or (new is not None and new < old)):
             different.append(f"data.{key}: {old} -> {new}, which may only grow")
     if different:
-        more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
+        more = f" and {len(different) - MOST_DIFFERENCES} more" if len(different) > MOST_DIFFERENCES else ""
+        shown = ", ".join(different[:MOST_DIFFERENCES]) + more
         raise RequestError(
-            f"run.path = {plan.job.run.path!r}: the run began with other settings: {different[0]}{more}; "
+            f"run.path = {plan.job.run.path!r}: the run began with other settings: {shown}; "
             "choose another run.path, or run.overwrite = true to begin anew"
         )
 
@@ -219,4 +224,4 @@ def _failures_text(schedule: Schedule) -> str:
     first, *others = schedule.failures
     more = f" (and {len(others)} more shards)" if others else ""
     tries = f" after {first.attempts} attempts" if first.attempts > 1 else ""
-    return f"{first.error}{tries}{more}; the same command resumes"
+    return f"{first.error}{tries}{more}" + ("" if first.permanent else "; the same command resumes")

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from harvest.errors import HarvestError
 from harvest.pipeline import Progress as Advance
 from harvest.plan import Plan
 from harvest.records import ShardRecord
@@ -177,7 +176,7 @@ class Log(Silent):
         self._rates.add(advance)
         if time.monotonic() - self._last >= LOG_SECONDS:
             self._last = time.monotonic()
-            self._say(f"shard {advance.shard}  {self._rates.text}{self._share()}")
+            self._say(f"at {advance.shard}  {self._rates.text}{self._share()}")
 
     def _share(self) -> str:
         if not self._rates.expected_tokens:
@@ -193,7 +192,3 @@ class Log(Silent):
 
     def gave_up(self, shard: str, error: str) -> None:
         self._say(f"gave up: {error}")
-
-    def stopped(self, error: BaseException) -> None:
-        if not isinstance(error, HarvestError):
-            self._say(f"stopped: {type(error).__name__}")

@@ -45,6 +45,8 @@ class Failure:
     shard: Shard
     attempts: int
     error: str
+    permanent: bool
+    """The error would repeat itself."""
 
 
 class Schedule:
@@ -131,7 +133,9 @@ class Schedule:
         if not permanent and self._tries[key] < self._attempts:
             self._retry.append(assignment)
             return True
-        self.failures.append(Failure(shard=assignment.shard, attempts=self._tries[key], error=error))
+        self.failures.append(
+            Failure(shard=assignment.shard, attempts=self._tries[key], error=error, permanent=permanent)
+        )
         return False
 
     def stop(self) -> None:

@@ -56,11 +56,13 @@ def missing_columns(wanted: Iterable[str], existing: Iterable[str]) -> list[str]
 
 def require_columns(wanted: Iterable[str], existing: Sequence[str], file: str) -> None:
     """Raises RequestError that names the first requested column that does not exist, and those that do."""
+    wanted = list(wanted)
     missing = missing_columns(wanted, existing)
     if not missing:
         return
+    # The documents' own column always comes first.
+    asked = "data.text, data.messages or data.ids" if missing[0] == wanted[0] else "data.keep or data.spans"
     shown = ", ".join(existing[:_SHOWN]) + (", ..." if len(existing) > _SHOWN else "")
     raise RequestError(
-        f"column {missing[0]!r} (asked for by data.text, data.messages, data.ids or another data setting): "
-        f"{file} has no such column; it has {shown or 'none'}"
+        f"column {missing[0]!r} (asked for by {asked}): {file} has no such column; it has {shown or 'none'}"
     )

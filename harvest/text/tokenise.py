@@ -123,7 +123,9 @@ class Tokeniser:
                 break
             number = file * DOCUMENTS_PER_FILE + document.row.row
             if document.trouble is not None:
-                self._refuse(document, number, f"{name or f'file {file}'}, row {document.row.row}")
+                self._refuse(
+                    document, number, f"{name or f'file {file}'}, row {document.row.row}, column {self._data.column!r}"
+                )
             listed.append(self._listed(document, number))
             digest = document.digest
             if ids is not None:

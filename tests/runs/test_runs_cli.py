@@ -148,7 +148,7 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
     jsonl(tmp_path / "bad.jsonl", [{"text": "a"}, {"text": None}])
     status, _, err = command("run", job, "--set", f"data.path={tmp_path}/bad.jsonl")
     assert status == 1
-    assert "document 1 (bad.jsonl, row 1): null" in err.splitlines()[-1]
+    assert "document 1 (bad.jsonl, row 1, column 'text'): null" in err.splitlines()[-1]
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_a_null_a_broken_and_an_empty_text_are_listed_and_move_no_other_id() -> 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "document 1 (reviews.csv, row 1): null"),
+        (None, "document 1 (reviews.csv, row 1, column 'text'): null"),
         ("a\ud800b", "broken unicode"),
         (3.5, "not text"),
         (SourceRow(row=1, values={}, error="x.jsonl line 2: torn"), "document 1 (x.jsonl line 2: torn): not valid"),
