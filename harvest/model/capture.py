@@ -81,7 +81,8 @@ class Capture:
         self._batch, self._into, self._wanted = batch, into, {str(name) for name in self.names}
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
-            with torch.inference_mode():
+            # Not inference mode: what a model keeps for later (rotary tables that grew) must stay fit for training.
+            with torch.no_grad():
                 self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
         except _Enough:
             pass

@@ -190,3 +190,13 @@ def test_a_module_that_does_not_run_this_time_is_an_error_and_not_an_empty_row()
     model.model.layers[1].forward = lambda hidden, **_: hidden
     with pytest.raises(WorkError, match=r"never ran: mlp\.1"):
         capture(model, names, [[5, 9]])
+
+
+def test_a_model_that_was_harvested_can_still_be_trained() -> None:
+    """Rotary tables that grow with the sequence are kept by the model: they must not be inference tensors."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = tiny_llama(max_position_embeddings=8, rope_parameters=rope)
+    capture(model, resolve_names(model, ["residual"], [1]), [list(range(20))])
+    assert not any(tensor.is_inference() for tensor in [*model.buffers(), *model.parameters()])
+    model.train()(input_ids=torch.arange(20)[None]).logits.sum().backward()
+    assert model.model.layers[0].mlp.down_proj.weight.grad is not None
