@@ -31,7 +31,11 @@ from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
-from harvest.text.batch import BATCHINGS
+from harvest.text.batch import batching_of
+
+
+class CalledOffError(Exception):
+    """Nobody needs this try any more: another one has been faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ class Pipeline:
             getattr(torch, plan.resolved.store_dtype),
             pinned=plan.resolved.device == "cuda",
         )
-        self._batching = BATCHINGS[plan.resolved.batching]
+        self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
         self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
         self._tries = 0
         self._checked = False

@@ -45,6 +45,8 @@ class Resolved:
     """Implementation, as transformers names it."""
     context: int
     """Tokens of the longest window."""
+    switches: tuple[int, ...]
+    """Lengths below it beyond which the model computes every token otherwise: no batch has windows of both sides."""
     batching: str
     tokens_per_batch: int
     """Padding included."""
@@ -115,6 +117,7 @@ def make_plan(
         device=found.device.partition(":")[0],
         attention=found.attention,
         context=found.context,
+        switches=found.switches,
         batching=_batching(job, found),
         tokens_per_batch=_tokens_per_batch(job, found.device),
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
@@ -196,6 +199,8 @@ class _Model:
     config: Any
     names: tuple[Name, ...]
     context: int
+    switches: tuple[int, ...]
+    """Lengths below the context beyond which it computes every token otherwise."""
     dtype: str
     device: str
     attention: str
@@ -210,7 +215,7 @@ class _Model:
 
 def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import load, packing, sites
+    from harvest.model import lengths, load, packing, sites
 
     if model is not None and not hasattr(model, "config"):
         raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
@@ -225,6 +230,7 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
         config=config,
         names=names,
         context=context,
+        switches=tuple(lengths.switches(config.get_text_config(), context)),
         dtype=dtype,
         device=load.resolve_device(job.model) if model is None else load.device_of(model),
         attention=str(skeleton.config._attn_implementation),
@@ -260,6 +266,12 @@ def _batching(job: Job, model: _Model) -> str:
         raise RequestError(
             f"tokens.batching = 'packed': {model.packing_obstacle}, so packed documents would see each other; "
             "allowed for this model are 'auto', 'sorted' and 'concatenated'"
+        )
+    if job.tokens.batching == "packed" and model.switches:
+        raise RequestError(
+            f"tokens.batching = 'packed': beyond {model.switches[0]} tokens this model computes a window otherwise, "
+            "and whatever shares a row with it; allowed are 'auto', 'sorted', 'concatenated' and tokens.context of "
+            f"at most {model.switches[0]}"
         )
     return "sorted" if job.tokens.batching == "auto" else job.tokens.batching
 

@@ -5,6 +5,7 @@ Legend: B sequences, T their common length.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, config_of
+from harvest.model.lengths import switches
 from harvest.model.watch import takes
 
 
@@ -53,7 +55,8 @@ class Sequences:
     def inputs(self, model: Any, runs: nn.Module) -> dict[str, torch.Tensor]:
         """Arguments of a forward of `runs`, on its device: a mask and positions where the padding asks for them.
 
-        RequestError for ids beyond the vocabulary and more tokens than the model has learned positions for.
+        RequestError for ids beyond the vocabulary, more tokens than the model has learned positions for, and lengths
+        of which it computes one otherwise beside another.
         """
         config = config_of(model)
         embedding = model.get_input_embeddings()
@@ -69,7 +72,8 @@ class Sequences:
         masked = takes(runs, "attention_mask")  # no model without is known to look to its right
         if masked:
             inputs["attention_mask"] = real_BT.long()
-        if real_BT[:, 0].all() or (masked and _counts_by_id(runs)):  # a model counts from the left by itself
+        counts_padding = self._beside_one_another(config)
+        if (real_BT[:, 0].all() and not counts_padding) or (masked and _counts_by_id(runs)):  # it counts by itself
             return inputs
         if masked and takes(runs, "position_ids"):
             inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp_min(0)
@@ -90,6 +94,20 @@ class Sequences:
             raise RequestError(
                 f"input_ids: {longest} tokens; allowed are {positions}, the positions that the model learned"
             )
+
+    def _beside_one_another(self, config: Any) -> bool:
+        """Whether the padding, counted as tokens, would change how the model computes these; RequestError where they
+        change it for one another."""
+        lengths = self.real.sum(1).tolist()
+        found = switches(config, self.ids.shape[1])
+        sides = {bisect_left(found, length) for length in lengths}
+        if len(sides) > 1:
+            raise RequestError(
+                f"input_ids: sequences of {min(lengths)} to {max(lengths)} tokens: beyond {found[0]} "
+                f"{config.model_type!r} computes every token of a batch otherwise; allowed in one batch are sequences "
+                "of one side, or of one length"
+            )
+        return bisect_left(found, self.ids.shape[1]) not in sides
 
     def without_padding(self, rows: torch.Tensor) -> torch.Tensor:
         """`rows` [T, d] or [B, T, d], those of padding set to zero in place: selected, for they may be NaN."""

@@ -208,7 +208,9 @@ def run_record(plan: Plan) -> RunRecord:
     return RunRecord(
         job=plan.job.model_dump(mode="json"),
         plan={
-            "resolved": {**asdict(plan.resolved), "names": list(plan.resolved.names)},
+            "resolved": {
+                key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan.resolved).items()
+            },
             "names": {str(name): {"width": name.width, "module": name.module} for name in plan.names},
             "files": [{"name": file.name, "rows": file.rows} for file in plan.source.files],
             "documents": plan.estimate.documents,

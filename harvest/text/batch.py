@@ -6,8 +6,9 @@ positions. Legend: B lines of a batch, T their padded length.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,19 +24,25 @@ Batching = Callable[..., Iterator[SortWindow]]
 
 
 def sort_windows(
-    windows: Sequence[Window], *, tokens_per_batch: int, rows_per_window: int, length_step: int = LENGTH_STEP
+    windows: Sequence[Window],
+    *,
+    tokens_per_batch: int,
+    rows_per_window: int,
+    length_step: int = LENGTH_STEP,
+    switches: Sequence[int] = (),
 ) -> Iterator[SortWindow]:
     """Yields consecutive stretches of the shard's windows, each cut into batches of similar length.
 
     A stretch holds at most `rows_per_window` rows, or one window that has more; a batch at most
     `tokens_per_batch` tokens, padding counted, or one window that has more. Lengths are padded to
-    multiples of `length_step`, but never beyond the longest window of the shard.
+    multiples of `length_step`, but never beyond the longest window of the shard, nor past a length of `switches`
+    (rising), beyond which the model computes otherwise: the windows of a batch are all on one side of each.
     The result depends on the arguments alone.
     """
     longest = _longest(windows)
     for stretch in _stretches(windows, rows_per_window):
         lines = [[window] for window in stretch]
-        yield _sort_window(stretch, lines, tokens_per_batch, length_step, longest, packed=False)
+        yield _sort_window(stretch, lines, tokens_per_batch, length_step, [*switches, longest], packed=False)
 
 
 def pack_windows(
@@ -48,11 +55,15 @@ def pack_windows(
     """
     longest = _longest(windows)
     for stretch in _stretches(windows, rows_per_window):
-        yield _sort_window(stretch, _packed(stretch, longest), tokens_per_batch, length_step, longest, packed=True)
+        yield _sort_window(stretch, _packed(stretch, longest), tokens_per_batch, length_step, [longest], packed=True)
 
 
-BATCHINGS: Mapping[str, Batching] = {"sorted": sort_windows, "packed": pack_windows, "concatenated": sort_windows}
-"""`tokens.batching` -> how windows become batches; the windows of `concatenated` are cut from a stream."""
+def batching_of(name: str, switches: Sequence[int] = ()) -> Batching:
+    """How windows become batches under `tokens.batching`; those of `concatenated` are cut from a stream.
+
+    `packed` is not for models with `switches`, which the plan refuses.
+    """
+    return pack_windows if name == "packed" else functools.partial(sort_windows, switches=switches)
 
 
 def _longest(windows: Sequence[Window]) -> int:
@@ -88,22 +99,30 @@ def _packed(stretch: Sequence[Window], room: int) -> list[list[Window]]:
 
 
 def _sort_window(
-    stretch: Sequence[Window], lines: Sequence[Line], tokens: int, step: int, longest: int, *, packed: bool
+    stretch: Sequence[Window], lines: Sequence[Line], tokens: int, step: int, limits: Sequence[int], *, packed: bool
 ) -> SortWindow:
     first = stretch[0].row
-    batches = [_batch(group, first, length, packed=packed) for group, length in _groups(lines, tokens, step, longest)]
+    batches = [_batch(group, first, length, packed=packed) for group, length in _groups(lines, tokens, step, limits)]
     return SortWindow(first_row=first, rows=sum(len(window.keep) for window in stretch), batches=batches)
 
 
-def _groups(lines: Sequence[Line], tokens: int, step: int, longest: int) -> Iterator[tuple[Sequence[Line], int]]:
-    """(lines, padded length); longest first, so that the first batch already shows whether memory suffices."""
+def _groups(
+    lines: Sequence[Line], tokens: int, step: int, limits: Sequence[int]
+) -> Iterator[tuple[Sequence[Line], int]]:
+    """(lines, padded length); longest first, so that the first batch already shows whether memory suffices.
+
+    No padding and no group goes past a length of `limits`, of which the last is the longest line's.
+    """
     ordered = sorted(lines, key=lambda line: -_tokens(line))
     start = 0
     while start < len(ordered):
-        padded = min(longest, _up(_tokens(ordered[start]), step))
-        size = max(1, tokens // padded)
-        yield ordered[start : start + size], padded
-        start += size
+        length = _tokens(ordered[start])
+        padded = min(_up(length, step), *(limit for limit in limits if limit >= length))
+        least = max((limit for limit in limits if limit < length), default=0)
+        group = ordered[start : start + max(1, tokens // padded)]
+        group = [line for line in group if _tokens(line) > least]
+        yield group, padded
+        start += len(group)
 
 
 def _tokens(line: Line) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from textcase import rows_of, tokeniser
 
 from harvest.records import Batch, SortWindow, Window
-from harvest.text.batch import BATCHINGS, pack_windows, sort_windows
+from harvest.text.batch import batching_of, pack_windows, sort_windows
 
 
 def windows_of(lengths: list[int], **capture: Any) -> list[Window]:
@@ -131,5 +131,5 @@ def test_the_batches_depend_on_the_windows_alone() -> None:
 
 def test_nothing_to_run_gives_no_batches() -> None:
     empty: list[SortWindow] = []
-    for batching in BATCHINGS.values():
+    for batching in map(batching_of, ("sorted", "packed", "concatenated")):
         assert list(batching([], tokens_per_batch=8, rows_per_window=8)) == empty
