@@ -215,7 +215,7 @@ class _Model:
 
 def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import lengths, load, packing, sites
+    from harvest.model import fingerprint, lengths, load, packing, sites
 
     if model is not None and not hasattr(model, "config"):
         raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
@@ -239,8 +239,8 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
         packing_obstacle=packing.obstacle(skeleton),
         tokenizer=tokenizer,
         fingerprint={
-            "model": load.model_fingerprint(job.model, config) if model is None else load.object_fingerprint(model),
-            "tokenizer": load.tokenizer_fingerprint(tokenizer),
+            "model": fingerprint.of_checkpoint(job.model) if model is None else fingerprint.of_model(model),
+            "tokenizer": fingerprint.of_tokenizer(tokenizer),
         },
     )
 

@@ -14,16 +14,14 @@ from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
 import harvest
 from harvest.config import ModelSettings
 from harvest.errors import RequestError, WorkError
+from harvest.model.fingerprint import of_checkpoint, of_model, of_tokenizer
 from harvest.model.load import (
     checkpoint_dtype,
     context_limit,
     load_config,
     load_model,
     load_tokenizer,
-    model_fingerprint,
-    object_fingerprint,
     skeleton,
-    tokenizer_fingerprint,
 )
 
 
@@ -111,30 +109,29 @@ def test_a_model_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_changes_with_any_weight_and_with_nothing_else(folder: Path) -> None:
-    config = load_config(settings(folder))
-    first = model_fingerprint(settings(folder), config)
+    first = of_checkpoint(settings(folder))
     os.utime(folder / "model.safetensors", ns=(1, 1))
     (folder / "README.md").write_text("a note")
-    assert model_fingerprint(settings(folder), config) == first
+    assert of_checkpoint(settings(folder)) == first
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] += 1e-6
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert model_fingerprint(settings(folder), config) != first
+    assert of_checkpoint(settings(folder)) != first
 
 
 def test_the_fingerprint_of_an_object_follows_its_values_names_and_dtype() -> None:
-    assert object_fingerprint(tiny_llama()) == object_fingerprint(tiny_llama())
+    assert of_model(tiny_llama()) == of_model(tiny_llama())
     others = [tiny_llama(seed=1), tiny_llama(layers=2), tiny_gpt2(), tiny_llama().to(torch.bfloat16)]
-    assert len({object_fingerprint(model) for model in [tiny_llama(), *others]}) == 5
+    assert len({of_model(model) for model in [tiny_llama(), *others]}) == 5
 
 
 def test_the_fingerprint_of_a_tokenizer_ignores_earlier_use_and_sees_any_change() -> None:
     tokenizer = byte_tokenizer()
-    first = tokenizer_fingerprint(tokenizer)
+    first = of_tokenizer(tokenizer)
     tokenizer("some text", truncation=True, max_length=3)
-    assert tokenizer_fingerprint(tokenizer) == first
+    assert of_tokenizer(tokenizer) == first
     others = [byte_tokenizer(bos=False), byte_tokenizer(eos_at_end=True), byte_tokenizer(chat_template="{{ 1 }}")]
-    assert len({first, *map(tokenizer_fingerprint, others)}) == 4
+    assert len({first, *map(of_tokenizer, others)}) == 4
 
 
 def test_dtype_and_context_come_from_the_checkpoint(folder: Path) -> None:
