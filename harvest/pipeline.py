@@ -28,10 +28,10 @@ from harvest.reduce.base import Reduction
 from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
 from harvest.selfcheck import self_check
-from harvest.shardwork import ShardWork
+from harvest.shardwork import ShardWork, non_finite_rows
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
-from harvest.text.batch import batching_of
+from harvest.text.batch import alone, batching_of
 
 
 class CalledOffError(Exception):
@@ -166,7 +166,11 @@ class Pipeline:
         )
 
     def forward(self, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
-        """Fills `rows` batch by batch, and adds them to the sums."""
+        """Fills `rows` batch by batch, and adds them to the sums.
+
+        Where a value is no finite number, its window runs once more by itself: attention weighs what it must not see
+        with zero, and zero times NaN is NaN, so it may come from a neighbour in the row or from the padding.
+        """
         for batch in window.batches:
             with work.clock("forward") as clock:
                 capture(batch, rows)
@@ -174,7 +178,15 @@ class Pipeline:
         with work.clock("forward"):
             capture.wait()
         with work.clock("reduce"):
-            work.reduce(window, rows)
+            sums = work.reduced(window, rows)
+        if not work.all_finite(sums):
+            with work.clock("forward"):
+                for batch in alone(window.batches, non_finite_rows(rows)):
+                    capture(batch, rows)
+                capture.wait()
+            with work.clock("reduce"):
+                sums = work.reduced(window, rows)
+        work.add(sums, window, rows)
 
     def _progress(self, work: ShardWork, batch: Batch, seconds: float) -> Progress:
         rows = len(batch.source)

@@ -245,6 +245,8 @@ class ShardRecord:
     """Name -> values that are NaN or infinite; names without any are left out."""
     zero_rows: Mapping[str, int]
     """Name -> rows that are zero throughout; names without any are left out."""
+    non_finite_documents: int = 0
+    """Documents with such a value in some name; the documents table says which."""
     objects: Mapping[str, StoredObject]
     """Path within the attempt -> what must be there."""
     keys_digest: str

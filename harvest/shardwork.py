@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,13 +14,17 @@ import torch
 from harvest.buffers import Rows
 from harvest.environment import environment
 from harvest.plan import Plan
-from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, ShardText, SortWindow
+from harvest.records import FORMAT_VERSION, ArraySpec, DocumentRow, Shard, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Block, Reduction, save_states
 from harvest.reduce.pool import DocumentPool, Pooled
 from harvest.store.attempt import AttemptWriter
 from harvest.store.files import Files
 from harvest.store.layout import DOCUMENTS, STATES, TOKENS, pooled_name
 from harvest.store.tables import documents_table, keys_digest, tokens_table
+from harvest.text.reasons import NON_FINITE
+
+Sums = Sequence[Mapping[str, Any]]
+"""For every reduction: name -> state."""
 
 
 class ShardWork:
@@ -39,7 +44,9 @@ class ShardWork:
         """`still_mine` is asked before each object that is written, and raises when it must not be."""
         self._plan, self._reductions = plan, reductions
         self._text, self.shard, self.attempt = text, shard, attempt
-        self._states = [{str(name): reduction.zero() for name in self._plan.names} for reduction in self._reductions]
+        self._states: Sums = [{str(name): part.zero() for name in plan.names} for part in reductions]
+        self._non_finite: set[int] = set()
+        """Documents with a value that is no finite number."""
         self._error: Exception | None = None
         self.self_check: dict[str, float] = {}
         """Name -> largest error of the replica's self-check, where it was made before this shard."""
@@ -62,21 +69,33 @@ class ShardWork:
         """A context that adds its busy seconds to the stage's."""
         return Clock(self.seconds, stage)
 
-    def reduce(self, window: SortWindow, rows: Rows) -> None:
-        """Adds a window's rows, as stored and in dataset order, to every sum."""
+    def reduced(self, window: SortWindow, rows: Rows) -> Sums:
+        """Every sum with a window's rows, as stored and in dataset order, on top; `add` makes it count."""
         at = slice(window.first_row, window.first_row + window.rows)
         tokens = self._text.tokens
-        for reduction, states in zip(self._reductions, self._states):
-            for name, block in rows.items():
-                states[name] = reduction.update(
-                    states[name],
-                    Block(
-                        rows=block,
-                        special=tokens.special[at],
-                        document=tokens.document[at],
-                        position=tokens.position[at],
-                    ),
+        special, document, position = tokens.special[at], tokens.document[at], tokens.position[at]
+        return [
+            {
+                name: reduction.update(
+                    states[name], Block(rows=block, special=special, document=document, position=position)
                 )
+                for name, block in rows.items()
+            }
+            for reduction, states in zip(self._reductions, self._states)
+        ]
+
+    def all_finite(self, sums: Sums) -> bool:
+        """Whether the window's rows in these sums hold finite numbers only."""
+        return all(
+            state.non_finite_values == self._states[0][name].non_finite_values for name, state in sums[0].items()
+        )
+
+    def add(self, sums: Sums, window: SortWindow, rows: Rows) -> None:
+        """What `reduced` made of the window counts from now on, and so do its documents with odd values."""
+        if not self.all_finite(sums):
+            document = self._text.tokens.document[window.first_row : window.first_row + window.rows]
+            self._non_finite.update(np.unique(document[non_finite_rows(rows)]).tolist())
+        self._states = sums
 
     def write(self, window: SortWindow, rows: Rows, give_back: Callable[[Rows], None]) -> None:
         """Appends a window to every array, and the documents that end in it to the pooled ones.
@@ -122,12 +141,21 @@ class ShardWork:
                     self._append_pooled(name, pool.finish())
                 if self.stores_rows:
                     self._writer.table(TOKENS, tokens_table(self._text.tokens))
-                self._writer.table(DOCUMENTS, documents_table(self._text.documents, self._kept))
+                self._writer.table(DOCUMENTS, documents_table(self._documents(), self._kept))
                 self._writer.blob(STATES, save_states(zip(self._reductions, self._states)))
                 objects = self._writer.close()
         except Exception as error:
             return self.give_up(error)
         return self._record(objects)
+
+    def _documents(self) -> Sequence[DocumentRow]:
+        """The documents, with what their rows have shown."""
+        return [
+            dataclasses.replace(row, reason=f"{row.reason}, {NON_FINITE}" if row.reason else NON_FINITE)
+            if row.document in self._non_finite
+            else row
+            for row in self._text.documents
+        ]
 
     def _record(self, objects: Mapping[str, Any]) -> ShardRecord:
         text, health = self._text, self._states[0]
@@ -141,6 +169,7 @@ class ShardWork:
             tokens=text.tokens_run,
             dropped_tokens=text.dropped_tokens,
             forward_tokens=text.forward_tokens,
+            non_finite_documents=len(self._non_finite),
             non_finite={name: n for name, state in health.items() if (n := state.non_finite_values)},
             zero_rows={name: n for name, state in health.items() if (n := state.zero_rows)},
             objects=objects,
@@ -186,6 +215,13 @@ def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:
                 rows=documents, width=name.width, dtype="float32", attributes={**about, "pool": pool}
             )
     return specs
+
+
+def non_finite_rows(rows: Rows) -> np.ndarray:
+    """bool [n]: the row of some name has a value that is no finite number."""
+    odd = [~torch.isfinite(block).all(dim=1) for block in rows.values()]
+    found: np.ndarray = torch.stack(odd).any(dim=0).numpy()
+    return found
 
 
 def as_numpy(rows: torch.Tensor) -> np.ndarray:

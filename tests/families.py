@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from tiny import amplify
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from harvest.model.points import SITES
 
 LAYERS, HIDDEN, HEADS, EXPERTS, VOCABULARY = 3, 16, 2, 4, 64
 _H = {
@@ -185,6 +188,33 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Family -> model type and its settings."""
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 NOT_IN_THE_TABLE = ("helium", "qwen2_moe", "t5")
+FAMILIES = [family for family in CONFIGS if family not in NOT_IN_THE_TABLE]
+DENSE = set(SITES) - {"router"}
+MIXTURE = set(SITES) - {"mlp_neurons"}
+BOTH = DENSE | MIXTURE
+PARALLEL = DENSE - {"residual_mid"}
+POST_NORM = PARALLEL - {"attn_contribution", "mlp_contribution"}
+NO_LAST_NORM = POST_NORM - {"final_norm"}
+HAVE: dict[str, set[str]] = {
+    **dict.fromkeys(FAMILIES, DENSE),
+    **dict.fromkeys(["mixtral", "olmoe", "gpt_oss"], MIXTURE),
+    **dict.fromkeys(["qwen3_moe", "deepseek_v3"], BOTH),
+    **dict.fromkeys(
+        ["phi", "cohere", "cohere2", "gptj", "gpt_neox", "falcon", "falcon_new", "stablelm_parallel"], PARALLEL
+    ),
+    **dict.fromkeys(["bert", "roberta", "xlm-roberta", "opt_350m"], NO_LAST_NORM),
+    "bloom_post_norm": POST_NORM,
+    "mamba": {"residual", "residual_pre", "embedding", "final_norm"},
+}
+"""Family -> the sites it has, written down apart from the table of the package."""
+RNG = np.random.default_rng(7)
+DOCUMENTS = [RNG.integers(3, 60, length).tolist() for length in (6, 1, 13, 2, 10, 3, 13)] + [[5, 0, 0, 9, 1, 0], [0, 7]]
+"""Some hold the ids that pad, begin and end: they are tokens like others."""
+
+LEAK = {"opt", "opt_350m", "bloom", "bloom_post_norm", "mpt", "mamba", "gpt_oss", "qwen2_vl", "qwen2_5_vl", *ENCODERS}
+"""Families whose documents see each other in a row, or whose positions are not what they were."""
+REFUSED = LEAK | {"gemma3_both_ways"}
+APART = [family for family in FAMILIES if family not in REFUSED]
 
 
 def tiny_config(family: str, **more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,32 @@ def alone(model: Any, ids: Any, names: list[str]) -> dict[str, torch.Tensor]:
         model.train(training)
         for handle in handles:
             handle.remove()
+    return seen
+
+
+def at_names(model: Any, ids: list[int], names: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """The same by hooks at the places of resolved names, with `last`: what the model calls its last hidden state.
+
+    A name tells the module, its side and a factor; other tests hold what the sites are against one another.
+    """
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(name: Any, value: Any) -> None:
+        first = value[0] if isinstance(value, tuple) else value
+        seen.setdefault(str(name), first.detach().clone().reshape(len(ids), -1) * name.scale)
+
+    handles = []
+    for name in names:
+        module = model.get_submodule(name.module)
+        if name.reads == "output":
+            handles.append(module.register_forward_hook(lambda _m, _a, out, name=name: keep(name, out)))
+        else:
+            hook = lambda _m, args, kwargs, name=name: keep(name, args or kwargs["hidden_states"])  # noqa: E731
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    with torch.no_grad():
+        seen["last"] = model(torch.tensor([ids]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+    for handle in handles:
+        handle.remove()
     return seen
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -64,6 +64,36 @@ def batching_of(name: str, switches: Sequence[int] = ()) -> Batching:
     `packed` is not for models with `switches`, which the plan refuses.
     """
     return pack_windows if name == "packed" else functools.partial(sort_windows, switches=switches)
+
+
+def alone(batches: Iterable[Batch], wanted: np.ndarray) -> Iterator[Batch]:
+    """Each window with a row of `wanted` (bool, of the sort window) in a batch of its own, unpadded.
+
+    Windows that have a line to themselves and fill it are left out: nothing stood beside them.
+    """
+    for batch in batches:
+        length = batch.input_ids.shape[1]
+        for line in np.unique(batch.source[wanted[batch.rows]] // length).tolist():
+            for start, stop in _pieces(batch, line):
+                first = line * length + start
+                inside = (batch.source >= first) & (batch.source < line * length + stop)
+                if stop - start < length and wanted[batch.rows[inside]].any():
+                    source, rows = batch.source[inside] - first, batch.rows[inside]
+                    yield Batch(
+                        input_ids=batch.input_ids[line : line + 1, start:stop],
+                        lengths=np.array([stop - start], dtype=np.int64),
+                        source=source,
+                        rows=rows,
+                        spans=_spans(source, rows),
+                        documents=batch.documents[inside],
+                    )
+
+
+def _pieces(batch: Batch, line: int) -> Iterator[tuple[int, int]]:
+    """Where the windows of a line begin and end."""
+    stop = int(batch.lengths[line])
+    starts = [0] if batch.position_ids is None else np.flatnonzero(batch.position_ids[line, :stop] == 0).tolist()
+    yield from zip(starts, [*starts[1:], stop])
 
 
 def _longest(windows: Sequence[Window]) -> int:

@@ -20,6 +20,8 @@ NOT_LOCATED = "message text that cannot be located in the rendering"
 SPANS_NOT_VALID = "spans not valid"
 TRUNCATED = "truncated"
 """Of a stored document: what lies beyond the context was left out."""
+NON_FINITE = "non-finite values"
+"""Of a stored document: some of its rows hold a NaN or an infinity, as the model computed them."""
 
 
 def longer_than(tokens: int) -> str:

@@ -12,9 +12,8 @@ import torch
 from families import tiny_family
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import TOLERANCE_TINY, worst_error
+from oracle import TOLERANCE_TINY, at_names, worst_error
 from plainrun import read_plain
-from test_model_sites import alone
 
 import harvest
 from harvest.errors import RequestError
@@ -54,7 +53,7 @@ def run(path: Path, model: Any, **tokens: Any) -> Any:
 
 def worst(model: Any, plain: Any) -> float:
     names = resolve_names(model, ["residual"], "all")
-    expected = [alone(model, ids, names) for ids in DOCUMENTS]
+    expected = [at_names(model, ids, names) for ids in DOCUMENTS]
     return max(
         worst_error(torch.from_numpy(plain.of(number, str(name))), rows[str(name)])
         for number, rows in enumerate(expected)
@@ -85,7 +84,7 @@ def test_without_regard_to_the_switch_short_windows_are_wrong() -> None:
         with Capture(model, names) as take:
             for batch in found.batches:
                 take(batch, into)
-        expected = torch.cat([alone(model, ids, names)["residual.2"] for ids in DOCUMENTS])
+        expected = torch.cat([at_names(model, ids, names)["residual.2"] for ids in DOCUMENTS])
         assert (worst_error(into["residual.2"], expected) < TOLERANCE_TINY) is right
 
 
@@ -97,7 +96,7 @@ def test_packing_is_refused_where_lengths_matter_and_true_where_they_cannot(tmp_
     plain = run(tmp_path / "run", model, batching="packed", context=SWITCH, long="truncate")
     names = resolve_names(model, ["residual"], "all")
     for number, ids in enumerate(DOCUMENTS):
-        for name, rows in alone(model, ids[:SWITCH], names).items():
+        for name, rows in at_names(model, ids[:SWITCH], names).items():
             if name != "last":
                 assert worst_error(torch.from_numpy(plain.of(number, name)), rows) < TOLERANCE_TINY
 
@@ -122,7 +121,7 @@ def test_sequences_of_one_side_are_as_alone_however_far_they_are_padded(lengths:
     names = resolve_names(model, ["residual"], [2])
     for row in range(len(lengths)):
         real = mask[row] > 0
-        expected = alone(model, ids[row][real].tolist(), names)["residual.2"]
+        expected = at_names(model, ids[row][real].tolist(), names)["residual.2"]
         assert worst_error(found[row][torch.from_numpy(real)], expected) < TOLERANCE_TINY
 
 

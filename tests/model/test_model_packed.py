@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import CONFIGS, ENCODERS, NOT_IN_THE_TABLE, tiny_family
-from oracle import worst_error
-from test_model_sites import DOCUMENTS, FAMILIES, HAVE, TOLERANCE, alone
+from families import APART, CONFIGS, DOCUMENTS, ENCODERS, HAVE, LEAK, NOT_IN_THE_TABLE, REFUSED, tiny_family
+from oracle import TOLERANCE_TINY, at_names, worst_error
 
 from harvest.model.capture import Capture
 from harvest.model.packing import LEAKING, obstacle
@@ -17,11 +16,6 @@ from harvest.model.points import SITES, Name
 from harvest.model.sites import resolve_names
 from harvest.records import Window
 from harvest.text.batch import pack_windows
-
-LEAK = {"opt", "opt_350m", "bloom", "bloom_post_norm", "mpt", "mamba", "gpt_oss", "qwen2_vl", "qwen2_5_vl", *ENCODERS}
-"""Families whose documents see each other in a row, or whose positions are not what they were."""
-REFUSED = LEAK | {"gemma3_both_ways"}
-APART = [family for family in FAMILIES if family not in REFUSED]
 
 
 def packed(model: Any, names: tuple[Name, ...], documents: list[list[int]], tokens: int) -> dict[str, torch.Tensor]:
@@ -44,7 +38,7 @@ def worst(model: Any, names: tuple[Name, ...], tokens: int) -> dict[str, float]:
     found, row = packed(model, names, DOCUMENTS, tokens), 0
     errors = dict.fromkeys(found, 0.0)
     for ids in DOCUMENTS:
-        expected = alone(model, ids, names)
+        expected = at_names(model, ids, names)
         for name, rows in found.items():
             errors[name] = max(errors[name], worst_error(rows[row : row + len(ids)], expected[name]))
         row += len(ids)
@@ -57,19 +51,19 @@ def names_of(family: str, model: Any) -> tuple[Name, ...]:
 
 @pytest.mark.parametrize("attention", ["the model's own", "eager"])
 @pytest.mark.parametrize("family", APART)
-def test_every_site_of_packed_documents_equals_a_hook_on_the_document_alone(family: str, attention: str) -> None:
+def test_every_site_of_packed_documents_equals_a_hook_on_the_document_at_names(family: str, attention: str) -> None:
     model = tiny_family(family, **({"attn_implementation": "eager"} if attention == "eager" else {}))
     assert obstacle(model) is None
     for tokens in (13, 1000):  # a row a batch, and all rows in one
         errors = worst(model, names_of(family, model), tokens)
-        assert max(errors.values()) < TOLERANCE, errors
+        assert max(errors.values()) < TOLERANCE_TINY, errors
 
 
 @pytest.mark.parametrize("family", [family for family in APART if family != "llava"])  # which is built without one
 def test_the_head_which_only_the_whole_model_runs_is_packed_as_truly(family: str) -> None:
     model = tiny_family(family)
     errors = worst(model, resolve_names(model, ["module:lm_head"], "all"), 1000)
-    assert errors["module:lm_head"] < TOLERANCE
+    assert errors["module:lm_head"] < TOLERANCE_TINY
 
 
 @pytest.mark.parametrize("family", sorted(LEAK))
@@ -112,5 +106,5 @@ def test_positions_that_run_on_or_a_cache_would_be_seen_here() -> None:
     model.model.forward = caching
     found = packed(model, names, DOCUMENTS, 1000)["residual.2"]
     model.model.forward = forward
-    expected = torch.cat([alone(model, ids, names)["residual.2"] for ids in DOCUMENTS])
+    expected = torch.cat([at_names(model, ids, names)["residual.2"] for ids in DOCUMENTS])
     assert worst_error(found, expected) > 0.1

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import CONFIGS, ENCODERS, EXPERTS, HIDDEN, LAYERS, NOT_IN_THE_TABLE, tiny_family
-from oracle import worst_error
+from families import CONFIGS, DOCUMENTS, ENCODERS, EXPERTS, FAMILIES, HAVE, HIDDEN, LAYERS, POST_NORM, tiny_family
+from oracle import at_names, worst_error
 
 from harvest.errors import RequestError
 from harvest.model.architectures import ARCHITECTURES, WRAPPERS, decoder_layers
@@ -18,28 +18,9 @@ from harvest.model.sites import resolve_names
 from harvest.records import Window
 from harvest.text.batch import sort_windows
 
-FAMILIES = [family for family in CONFIGS if family not in NOT_IN_THE_TABLE]
 TOLERANCE = 1e-5
 """Relative to the row: other shapes of a product round by 1e-6 here, a wrong neighbour or layer is off by 0.1 to 1."""
 
-DENSE = set(SITES) - {"router"}
-MIXTURE = set(SITES) - {"mlp_neurons"}
-BOTH = DENSE | MIXTURE
-PARALLEL = DENSE - {"residual_mid"}
-POST_NORM = PARALLEL - {"attn_contribution", "mlp_contribution"}
-NO_LAST_NORM = POST_NORM - {"final_norm"}
-HAVE: dict[str, set[str]] = {
-    **dict.fromkeys(FAMILIES, DENSE),
-    **dict.fromkeys(["mixtral", "olmoe", "gpt_oss"], MIXTURE),
-    **dict.fromkeys(["qwen3_moe", "deepseek_v3"], BOTH),
-    **dict.fromkeys(
-        ["phi", "cohere", "cohere2", "gptj", "gpt_neox", "falcon", "falcon_new", "stablelm_parallel"], PARALLEL
-    ),
-    **dict.fromkeys(["bert", "roberta", "xlm-roberta", "opt_350m"], NO_LAST_NORM),
-    "bloom_post_norm": POST_NORM,
-    "mamba": {"residual", "residual_pre", "embedding", "final_norm"},
-}
-"""Family -> the sites it has, written down apart from the table of the package."""
 BLOCKS = {
     **dict.fromkeys(FAMILIES, "model.layers"),
     **dict.fromkeys(["gpt2", "gpt_neo", "gptj", "bloom", "bloom_post_norm"], "transformer.h"),
@@ -53,9 +34,6 @@ BLOCKS = {
     "mamba": "backbone.layers",
     "modernbert": "layers",
 }
-RNG = np.random.default_rng(7)
-DOCUMENTS = [RNG.integers(3, 60, length).tolist() for length in (6, 1, 13, 2, 10, 3, 13)] + [[5, 0, 0, 9, 1, 0], [0, 7]]
-"""Some hold the ids that pad, begin and end: they are tokens like others."""
 
 
 class Tiny:
@@ -64,7 +42,7 @@ class Tiny:
     def __init__(self, family: str) -> None:
         self.family, self.model = family, tiny_family(family)
         self.names = resolve_names(self.model, [site for site in SITES if site in HAVE[family]], "all")
-        self.alone = [alone(self.model, ids, self.names) for ids in DOCUMENTS]
+        self.alone = [at_names(self.model, ids, self.names) for ids in DOCUMENTS]
 
     def rows(self, name: str, document: int = 2) -> torch.Tensor:
         return self.alone[document][name]
@@ -79,29 +57,6 @@ class Tiny:
 @pytest.fixture(scope="module", params=FAMILIES)
 def tiny(request: pytest.FixtureRequest) -> Tiny:
     return Tiny(request.param)
-
-
-def alone(model: Any, ids: list[int], names: tuple[Name, ...]) -> dict[str, torch.Tensor]:
-    """name -> [T, d] of one unpadded document in a whole forward without a mask, by hooks that know nothing else."""
-    seen: dict[str, torch.Tensor] = {}
-
-    def keep(name: Name, value: Any) -> None:
-        first = value[0] if isinstance(value, tuple) else value
-        seen.setdefault(str(name), first.detach().clone().reshape(len(ids), -1) * name.scale)
-
-    handles = []
-    for name in names:
-        module = model.get_submodule(name.module)
-        if name.reads == "output":
-            handles.append(module.register_forward_hook(lambda _m, _a, out, name=name: keep(name, out)))
-        else:
-            hook = lambda _m, args, kwargs, name=name: keep(name, args or kwargs["hidden_states"])  # noqa: E731
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-    with torch.no_grad():
-        seen["last"] = model(torch.tensor([ids]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
-    for handle in handles:
-        handle.remove()
-    return seen
 
 
 def captured(model: Any, names: tuple[Name, ...], documents: list[list[int]], tokens: int) -> dict[str, torch.Tensor]:
