@@ -17,6 +17,8 @@ _HOME = {
     "ActivationRecord": "harvest.model.cache:ActivationRecord",
     "ActivationCache": "harvest.model.cache:ActivationCache",
     "decoder_layers": "harvest.model.sites:decoder_layers",
+    "concept_direction": "harvest.reduce.accumulate:concept_direction",
+    "ConceptAccumulator": "harvest.reduce.accumulate:ConceptAccumulator",
     "Job": "harvest.config:Job",
     "HarvestError": "harvest.errors:HarvestError",
     "RequestError": "harvest.errors:RequestError",
@@ -28,8 +30,6 @@ _HOME = {
 _LATER = (
     "join",
     "steer",
-    "concept_direction",
-    "ConceptAccumulator",
 )
 """Names of the documented interface that are refused by name until they are built."""
 

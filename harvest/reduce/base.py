@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
 }
 """What states are made of, by their safetensors names."""
 
@@ -43,13 +44,25 @@ class Block:
     """int32 [n]"""
 
 
-class Reduction(Protocol[State]):
-    """An associative running sum over rows; `zero` is its identity, bit for bit."""
+class Saved(Protocol[State]):
+    """What a state file needs to know of a reduction."""
 
     kind: str
     """Its name in a state file."""
     version: int
     """Of the arrays that it saves; another version is refused."""
+
+    def arrays(self, state: State) -> dict[str, np.ndarray]:
+        """The state as named arrays of the dtypes in DTYPES."""
+        ...
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """The inverse of `arrays`, bit for bit."""
+        ...
+
+
+class Reduction(Saved[State], Protocol[State]):
+    """An associative running sum over rows; `zero` is its identity, bit for bit."""
 
     def zero(self) -> State:
         """The state of no rows."""
@@ -67,16 +80,8 @@ class Reduction(Protocol[State]):
         """The result. Pure: the state can go on afterwards."""
         ...
 
-    def arrays(self, state: State) -> dict[str, np.ndarray]:
-        """The state as named float64 and int64 arrays."""
-        ...
 
-    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> State:
-        """The inverse of `arrays`, bit for bit."""
-        ...
-
-
-def save_states(parts: Iterable[tuple[Reduction[Any], Mapping[str, Any]]]) -> bytes:
+def save_states(parts: Iterable[tuple[Saved[Any], Mapping[str, Any]]]) -> bytes:
     """One safetensors blob with the states of every (reduction, {name: state}); keys are `kind/name/field`."""
     arrays, versions = {}, {}
     for reduction, states in parts:
@@ -117,7 +122,7 @@ class StateFile:
         """The names that have a state of this kind, sorted as text."""
         return sorted(name for k, name in self._fields if k == kind)
 
-    def load(self, reduction: Reduction[State], name: str) -> State:
+    def load(self, reduction: Saved[State], name: str) -> State:
         """The state of one name; KeyError where it has none."""
         fields = self._fields[reduction.kind, name]
         version = self._versions.get(reduction.kind)
@@ -146,7 +151,7 @@ class StateFile:
         return data
 
 
-def load_states(reduction: Reduction[State], blob: bytes, where: str = "states") -> Iterator[tuple[str, State]]:
+def load_states(reduction: Saved[State], blob: bytes, where: str = "states") -> Iterator[tuple[str, State]]:
     """(name, state) of every saved state of this reduction, one at a time."""
     file = StateFile(lambda start, length: blob[start : start + length], where)
     for name in file.names(reduction.kind):
