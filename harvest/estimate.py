@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from harvest.config import Job
-from harvest.source.rows import Source
+from harvest.source.rows import Rows, Source
 from harvest.text.tokenise import Tokeniser
 
+T = TypeVar("T")
 MIB = 2**20
 SHARD_BYTES = 1024 * MIB
 SHARD_TOKENS = 131_072
@@ -57,13 +60,24 @@ class Probe:
 
 def probe_documents(source: Source, tokeniser: Tokeniser) -> Probe:
     """Tokenises the first documents of the dataset, at most PROBE_DOCUMENTS of them."""
-    sizes: list[tuple[int, int]] = []
+    sizes = _of_first_documents(source, tokeniser.sizes)
+    return Probe(len(sizes), sum(tokens for tokens, _ in sizes), sum(rows for _, rows in sizes))
+
+
+def span_names(source: Source, tokeniser: Tokeniser) -> frozenset[str]:
+    """Of all spans in the same documents."""
+    return frozenset().union(*_of_first_documents(source, tokeniser.span_names))
+
+
+def _of_first_documents(source: Source, read: Callable[[Rows, int], Sequence[T]]) -> list[T]:
+    """What `read(rows, at most so many documents)` finds in each of the first ones."""
+    found: list[T] = []
     for file in source.files:
         rows = source.rows(file.number, 0, PROBE_ROWS if file.rows is None else min(file.rows, PROBE_ROWS))
-        sizes += tokeniser.sizes(rows, PROBE_DOCUMENTS - len(sizes))
-        if len(sizes) >= PROBE_DOCUMENTS:
+        found += read(rows, PROBE_DOCUMENTS - len(found))
+        if len(found) >= PROBE_DOCUMENTS:
             break
-    return Probe(len(sizes), sum(tokens for tokens, _ in sizes), sum(rows for _, rows in sizes))
+    return found
 
 
 def _documents(job: Job, source: Source) -> int | None:

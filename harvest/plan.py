@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
 from harvest.errors import NotBuiltError, RequestError
-from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, worker_memory
+from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, span_names, worker_memory
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
-from harvest.text.spans import uses_spans
+from harvest.text.spans import PHASES, ROLES, asked_spans, uses_spans
 from harvest.text.tokenise import Tokeniser
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def make_plan(
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     bytes_per_row = sum(name.width for name in found.names) * ITEMSIZE[store_dtype]
     bytes_per_document = sum(name.width for name in found.names) * ITEMSIZE["float32"] * len(job.capture.pool or ())
+    _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     resolved = Resolved(
         dtype=found.dtype,
@@ -254,6 +255,17 @@ def _tokeniser(job: Job, model: _Model) -> Tokeniser:
         capture=job.capture,
         context=model.context,
         vocab_size=model.vocab_size,
+def _refuse_unknown_spans(job: Job, source: Source, tokeniser: Tokeniser) -> None:
+    """A misspelt role would skip every chat; one that the first documents have is a role, however odd."""
+    met = span_names(source, tokeniser) if tokeniser.doubtful_spans else frozenset()
+    for name in tokeniser.doubtful_spans:
+        if name not in met:
+            raise RequestError(
+                f"capture.positions = {{span = {list(asked_spans(job.capture))}}}: {name!r} is neither a phase nor a "
+                f"role of these chats; allowed are {', '.join(sorted({*PHASES, *ROLES, *met}))}"
+            )
+
+
         bos_id=_token_id(model.config, "bos"),
         eos_id=_token_id(model.config, "eos"),
         special_ids=_special_ids(model.config),

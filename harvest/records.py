@@ -163,6 +163,8 @@ class ShardText:
     """`data.limit` or `data.max_tokens` ended the shard early."""
 
 
+    span_documents: Mapping[str, int] = field(default_factory=dict)
+    """Span that `capture.positions` names -> documents with a token in it."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One forward: B rows of one window, or of several packed behind one another, padded on the right to T tokens."""
@@ -247,6 +249,10 @@ class ShardRecord:
     """Name -> rows that are zero throughout; names without any are left out."""
     non_finite_documents: int = 0
     """Documents with such a value in some name; the documents table says which."""
+    span_documents: Mapping[str, int] = field(default_factory=dict)
+    """Span that `capture.positions` names -> documents with a token in it; empty for other positions."""
+    zero_rows: Mapping[str, int]
+    """Name -> rows that are zero throughout; names without any are left out."""
     objects: Mapping[str, StoredObject]
     """Path within the attempt -> what must be there."""
     keys_digest: str

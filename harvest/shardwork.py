@@ -170,6 +170,7 @@ class ShardWork:
             dropped_tokens=text.dropped_tokens,
             forward_tokens=text.forward_tokens,
             non_finite_documents=len(self._non_finite),
+            span_documents=text.span_documents,
             non_finite={name: n for name, state in health.items() if (n := state.non_finite_values)},
             zero_rows={name: n for name, state in health.items() if (n := state.zero_rows)},
             objects=objects,

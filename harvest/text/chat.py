@@ -73,6 +73,8 @@ class ChatTemplate:
                 f"data.messages = {column!r}: the tokenizer has no chat template; "
                 "tokens.tokenizer may name one that has (a chat sibling of the model)"
             )
+        self.source = template
+        """The template itself, in Jinja."""
         self._template = (_today_macro() if "strftime_now" in template else "") + template
         self._kwargs = {"date_string": FIXED_DATE.strftime("%d %b %Y")} if "date_string" in template else {}
         self._kwargs |= kwargs

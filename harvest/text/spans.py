@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from harvest.text.reasons import UnusableError, require_text
 
 PROMPT, REASONING, ANSWER = PHASES = ("prompt", "reasoning", "answer")
 """Found in the text itself, where it tells."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Of chats by custom; a template may know others, and some take any."""
 _OPEN, _CLOSE = "<think>", "</think>"
 _FIELDS = {"name", "start", "end"}
 
@@ -41,15 +44,17 @@ class TokenSpans:
     """int32 [T]: the shortest span that overlaps the token, the first of equals; -1 outside all."""
     chosen: np.ndarray
     """bool [T]: the token overlaps a span that `capture.positions` names."""
+    met: frozenset[str]
+    """Those of the names asked for that some token overlaps."""
 
     def behind_one(self, lead: int) -> TokenSpans:
         """With one token outside all spans in the place of the first `lead`."""
         innermost, chosen = np.insert(self.innermost[lead:], 0, -1), np.insert(self.chosen[lead:], 0, False)
-        return TokenSpans(names=self.names, innermost=innermost, chosen=chosen)
+        return replace(self, innermost=innermost, chosen=chosen)
 
     def up_to(self, tokens: int | None) -> TokenSpans:
         """Of the first tokens."""
-        return TokenSpans(names=self.names, innermost=self.innermost[:tokens], chosen=self.chosen[:tokens])
+        return replace(self, innermost=self.innermost[:tokens], chosen=self.chosen[:tokens])
 
 
 def uses_spans(data: DataSettings, capture: CaptureSettings) -> bool:
@@ -75,6 +80,12 @@ def require_span_source(data: DataSettings, capture: CaptureSettings) -> None:
                 f"capture.positions = {{span = {list(asked_spans(capture))}}}: {name!r} is no span of data.{data.kind} "
                 f"alone; without data.spans {allowed}"
             )
+
+
+def doubtful_spans(asked: Sequence[str], template: str) -> tuple[str, ...]:
+    """Names asked for that no chat has by custom: no phase, no usual role, no word of the chat template."""
+    known = {*PHASES, *ROLES, *re.findall(r"\w+", template)}
+    return tuple(name for name in asked if name not in known)
 
 
 def read_spans(value: Any, length: int) -> list[Span]:
@@ -164,6 +175,7 @@ def token_spans(spans: Sequence[Span], offsets: np.ndarray, asked: Collection[st
     names = tuple(dict.fromkeys(span.name for span in spans))
     innermost = np.full(len(offsets), -1, np.int32)
     chosen = np.zeros(len(offsets), bool)
+    met = set()
     for _, span in sorted(enumerate(spans), key=lambda pair: (pair[1].start - pair[1].end, -pair[0])):
         low = int(np.searchsorted(reached, span.start, side="right"))
         high = int(np.searchsorted(ahead, span.end, side="left"))
@@ -174,4 +186,5 @@ def token_spans(spans: Sequence[Span], offsets: np.ndarray, asked: Collection[st
             innermost[low:high][inside] = names.index(span.name)
         if span.name in asked:
             chosen[low:high] |= inside
-    return TokenSpans(names=names, innermost=innermost, chosen=chosen)
+            met |= {span.name} if inside.any() else set()
+    return TokenSpans(names=names, innermost=innermost, chosen=chosen, met=frozenset(met))

@@ -15,7 +15,7 @@ from harvest.text import reasons
 from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader
 from harvest.text.encode import Encoder
-from harvest.text.spans import TokenSpans, asked_spans, require_span_source, uses_spans
+from harvest.text.spans import TokenSpans, asked_spans, doubtful_spans, require_span_source, uses_spans
 from harvest.text.windows import WindowRules, lay_out
 
 
@@ -70,6 +70,8 @@ class Tokeniser:
         if data.kind == "messages" and encoder is not None:
             guard = encoder.special_words if tokens.special_in_text == "literal" else None
             template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard, by_span=bool(asked))
+        self.doubtful_spans = () if template is None else doubtful_spans(asked, template.source)
+        """Names of spans asked for that chats may have, and most have not."""
         stream = tokens.batching == "concatenated"
         separator = _separator(tokenizer, tokens, bos, eos_id, vocab_size) if stream else None
         special = _table(vocab_size, special_ids if tokenizer is None else _special_ids(tokenizer))
@@ -149,7 +151,13 @@ class Tokeniser:
             ended=not cut and rows.ended,
             cursor=None if cut else rows.cursor,
             cut=cut,
+            span_documents={name: sum(name in of.met for of in spans) for name in self._reader.asked},
         )
+
+    def span_names(self, rows: Iterable[SourceRow], limit: int) -> list[frozenset[str]]:
+        """The names of all spans of each of the first `limit` documents."""
+        found = self._reader.read(rows, limit)
+        return [frozenset(() if document.spans is None else document.spans.names) for document in found]
 
     def sizes(self, rows: Iterable[SourceRow], limit: int) -> list[tuple[int, int]]:
         """(tokens fed to the model, rows stored) of each of the first `limit` documents; (0, 0) if unusable."""

@@ -180,3 +180,45 @@ def test_spans_stay_on_their_tokens_in_every_batching_and_a_separator_is_in_none
         for document, (text, marks) in enumerate(zip(TEXTS, SPANS))
         for at in expected_positions(text, marks, {"noun"})
     ]
+
+
+# ---- names that nothing has ------------------------------------------------------------------------------------------
+
+CHATS = [
+    {"m": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "you"}]},
+    {"m": [{"role": "narrator", "content": "so"}, {"role": "user", "content": "s"}]},
+]
+
+
+def ask(path: Path, names: list[str], **data: Any) -> PlainRun:
+    source, tokenizer = (CHATS, byte_tokenizer(chat_template=CHAT_TEMPLATE)) if "messages" in data else (rows(), "byte")
+    return run(path, source, tokenizer=tokenizer, data=data, capture={"positions": {"span": names}})
+
+
+@pytest.mark.parametrize("names", [["assitant"], ["answer", "anwser"], ["User"]])
+def test_a_role_or_phase_that_no_chat_has_is_refused_before_anything_is_written(
+    names: list[str], tmp_path: Path
+) -> None:
+    allowed = "allowed are .*answer, assistant, .*narrator, .*user"
+    with pytest.raises(RequestError, match=rf"capture\.positions = .*'{names[-1]}' is neither a phase .*{allowed}"):
+        ask(tmp_path / "run", names, messages="m")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["narrator", "tool", "reasoning"])
+def test_a_role_that_the_first_chats_have_or_later_ones_may_have_is_taken(name: str, tmp_path: Path) -> None:
+    plain = ask(tmp_path / "run", [name, "user"], messages="m")
+    (record,) = plain.records.values()
+    assert record["span_documents"] == {name: int(name == "narrator"), "user": 2}
+
+
+def test_documents_are_counted_that_have_each_span_asked_for(tmp_path: Path) -> None:
+    plain = ask(tmp_path / "run", ["noun", "nuon", "place"], spans="marks")
+    (record,) = plain.records.values()
+    expected = {
+        name: sum(bool(expected_positions(text, spans, {name})) for text, spans in zip(TEXTS, SPANS))
+        for name in ("noun", "nuon", "place")
+    }
+    assert record["span_documents"] == expected == {"noun": 3, "nuon": 0, "place": 2}
+    run(tmp_path / "other", rows(), data={"spans": "marks"})
+    assert [json.loads(p.read_text())["span_documents"] for p in (tmp_path / "other/ledger").iterdir()] == [{}]
