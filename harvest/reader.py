@@ -20,8 +20,8 @@ from harvest.batches import Batches
 from harvest.errors import NotBuiltError, RequestError
 from harvest.features import labels_of, pooled_rows
 from harvest.records import ShardRecord
-from harvest.reduce.base import StateFile
-from harvest.reduce.moments import Moments, NameStatistics
+from harvest.reduce.moments import NameStatistics
+from harvest.results import merged_statistics, summarise
 from harvest.store import layout
 from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
@@ -225,20 +225,11 @@ class Run:
 
     @cached_property
     def _statistics(self) -> dict[str, NameStatistics]:
-        moments = Moments()
-        merged = {name: moments.zero() for name in self.names}
-        seen = False
-        for record in self.shards:
-            if layout.STATES not in record.objects:
-                continue
-            states = open_states(self.files, record)
-            for name in states.names(moments.kind):
-                seen = True
-                merged[name] = moments.merge(merged[name], states.load(moments, name))
-        if not seen:
+        found = merged_statistics(self.files, self.shards, self.names)
+        if not found:
             why = "statistics.moments = false" if self.shards else "no shard is committed"
             raise RequestError(f"statistics: this run keeps none ({why})")
-        return {name: moments.finalise(state) for name, state in merged.items()}
+        return found
 
     def directions(self, mode: str | None = None) -> Any:
         """Concept directions, by name and by name of the activations."""
@@ -276,47 +267,6 @@ class Run:
         if labels is None:
             return found
         return found, labels_of(self.documents(), [labels] if isinstance(labels, str) else labels)
-
-
-def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
-    """Totals over commit records: the count of record, never taken from metrics."""
-    total: dict[str, Any] = dict.fromkeys(
-        ("shards", "documents", "rows", "tokens", "dropped_tokens", "forward_tokens", "bytes"), 0
-    )
-    tables: dict[str, dict[str, float]] = {"skipped": {}, "non_finite": {}, "zero_rows": {}, "seconds": {}}
-    environments: list[Mapping[str, str]] = []
-    checks: dict[str, float] = {}
-    for record in records:
-        total["shards"] += 1
-        for key in ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens"):
-            total[key] += getattr(record, key)
-        total["bytes"] += sum(item.bytes for item in record.objects.values())
-        for key, table in tables.items():
-            for name, value in getattr(record, key).items():
-                table[name] = table.get(name, 0) + value
-        for name, error in record.self_check.items():
-            checks[name] = max(error, checks.get(name, 0.0))
-        if record.environment not in environments:
-            environments.append(record.environment)
-    return {
-        **total,
-        **tables,
-        "self_check": checks,
-        "environments": [dict(environment) for environment in environments],
-    }
-
-
-def open_states(files: Files, record: ShardRecord) -> StateFile:
-    """The saved sums of a shard. Raises DamageError where they are missing or cut."""
-    path = f"{layout.attempt_path(record.attempt)}/{layout.STATES}"
-
-    def read(start: int, length: int) -> bytes:
-        try:
-            return files.read_range(path, start, length)
-        except FileNotFoundError:
-            return b""  # reads as cut short, by name
-
-    return StateFile(read, f"{files.url}/{path}")
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -21,6 +21,7 @@ from harvest.errors import RequestError
 from harvest.records import ShardRecord, StoredObject
 from harvest.reduce.base import load_states, save_states
 from harvest.reduce.moments import Moments
+from harvest.results import summarise
 from harvest.store.ledger import Ledger
 from harvest.store.tables import parquet_bytes
 from harvest.verify import Report, verify_run
@@ -42,10 +43,11 @@ def attempt(fake: Fake, at: int = AT) -> Path:
 
 
 def recommit(fake: Fake, at: int = AT, **changes: object) -> None:
-    """Replaces a record by one that says something else."""
+    """Replaces a record by one that says something else; complete.json adds up what the records say."""
     ledger = Ledger(fake.files)
     ledger.remove(fake.records[at].shard.key)
     assert ledger.commit(dataclasses.replace(fake.records[at], **changes))
+    ledger.complete(summarise(ledger.records().values()))
 
 
 def rewrite(fake: Fake, inside: str, data: bytes, at: int = AT) -> None:

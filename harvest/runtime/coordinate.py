@@ -17,17 +17,17 @@ import harvest
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan, differences, make_plan, refuse_unbuilt
-from harvest.reader import Run, open_run, summarise
+from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
+from harvest.results import write_results
 from harvest.runtime.inline import run_inline
 from harvest.runtime.progress import Observer, Silent
 from harvest.runtime.schedule import Schedule
-from harvest.store import folder, layout
+from harvest.store import folder
 from harvest.store.files import Files
 from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
-from harvest.store.tables import parquet_bytes, statistics_table
 
 MOST_DIFFERENCES = 5
 """Of two jobs, that a refusal lists."""
@@ -194,13 +194,7 @@ class _Coordinator:
     def _complete(self) -> dict[str, Any]:
         """Merges the sums in shard order, and says that everything is there."""
         self.lease.check()
-        records = self.ledger.records()
-        run = open_run(self.files)
-        if self.plan.job.statistics.moments and records:  # a dataset without a single row has no shard
-            self.files.replace(layout.STATISTICS, parquet_bytes(statistics_table(run.statistics())))
-        summary = summarise(records.values())
-        self.ledger.complete(summary)
-        return summary
+        return write_results(self.files)
 
 
 def run_record(plan: Plan) -> RunRecord:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from harvest.errors import RequestError
-from harvest.reader import summarise
+from harvest.results import summarise
 from harvest.store import layout
 from harvest.store.lease import read_holder
 from harvest.store.ledger import Ledger

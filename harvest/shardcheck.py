@@ -1,0 +1,223 @@
+"""One committed shard against its record: objects, tables, arrays, pools and sums; holds its tables, never its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+
+import google_crc32c
+import numpy as np
+
+from harvest.errors import DamageError
+from harvest.features import documents_with_rows
+from harvest.findings import Finding
+from harvest.records import DOCUMENTS_PER_FILE, ArraySpec, ShardRecord
+from harvest.reduce.base import StateFile
+from harvest.results import open_states
+from harvest.scan import Scan, kind_of, same_sums, scan_rows
+from harvest.store import layout
+from harvest.store.arrays import StoredArray
+from harvest.store.files import Files
+from harvest.store.ledger import RunRecord
+from harvest.store.tables import StoredTable, keys_digest, tokens_schema
+
+READ_BYTES = 8 << 20
+"""Of an object, at a time."""
+MOST_LISTED = 10
+"""Documents that one finding names; the rest is counted."""
+
+Tokens = Mapping[str, np.ndarray]
+"""Column of the token table -> its values."""
+
+
+class ShardCheck:
+    """One shard's checks; what is found broken is not looked into any further."""
+
+    def __init__(self, files: Files, run: RunRecord, record: ShardRecord) -> None:
+        self._files, self._run, self._record = files, run, record
+        self._path = layout.attempt_path(record.attempt)
+        self._pools: tuple[str, ...] = tuple(run.job.get("capture", {}).get("pool") or ())
+        self._broken: set[str] = set()
+
+    def findings(self, threads: Executor) -> Iterator[Finding]:
+        """Everything about the shard, cheapest first; objects and names are spread over `threads`."""
+        yield from self._objects(threads)
+        try:
+            tokens = self._read_tokens()
+            yield from self._documents(tokens)
+            if tokens is not None:
+                yield from self._tokens(tokens)
+            states = None if layout.STATES in self._broken else open_states(self._files, self._record)
+            pooled = 0
+            if self._pools and layout.DOCUMENTS not in self._broken:
+                pooled = documents_with_rows(self._files, self._record)
+            names = self._run.plan["resolved"]["names"]
+            for found in threads.map(lambda name: list(self._name(name, tokens, states, pooled)), names):
+                yield from found
+        except DamageError as error:
+            yield self._finding("", bare(error))
+
+    def _finding(self, inside: str, what: str, damage: bool = True) -> Finding:
+        path = f"{self._path}/{inside}" if inside else self._path
+        return Finding(damage=damage, shard=self._record.shard.key, object=path, what=what)
+
+    # ---- objects -------------------------------------------------------------------------------------------------
+
+    def _objects(self, threads: Executor) -> Iterator[Finding]:
+        """The ledger against the disk: sizes, then checksums."""
+        listed = {path.removeprefix(f"{self._path}/"): size for path, size in self._files.list(self._path)}
+        vouched = self._record.objects
+        for inside, what in zip(vouched, threads.map(lambda inside: self._object(inside, listed.get(inside)), vouched)):
+            if what is not None:
+                self._broken.add(inside)
+                yield self._finding(inside, what)
+        for inside in listed:
+            if inside not in vouched:
+                yield self._finding(inside, "foreign: the ledger does not know it", damage=False)
+
+    def _object(self, inside: str, size: int | None) -> str | None:
+        stored = self._record.objects[inside]
+        if size is None:
+            return "missing"
+        if size != stored.bytes:
+            return f"{'short' if size < stored.bytes else 'long'}: {size} bytes, the ledger says {stored.bytes}"
+        crc = 0
+        for start in range(0, size, READ_BYTES):
+            crc = google_crc32c.extend(crc, self._files.read_range(f"{self._path}/{inside}", start, READ_BYTES))
+        found = f"{crc:08x}"
+        return None if found == stored.crc32c else f"checksum {found}, the ledger says {stored.crc32c}"
+
+    def _is_broken(self, array: str) -> bool:
+        return any(path.startswith(f"{array}/") for path in self._broken)
+
+    # ---- tables --------------------------------------------------------------------------------------------------
+
+    def _read_tokens(self) -> Tokens | None:
+        """None where there is no sound token table."""
+        if layout.TOKENS in self._broken or layout.TOKENS not in self._record.objects:
+            return None
+        table = StoredTable(self._files, f"{self._path}/{layout.TOKENS}").read()
+        if table.schema.remove_metadata() != tokens_schema(spans=bool(self._run.plan["resolved"].get("spans"))):
+            raise DamageError(f"{self._files.url}/{self._path}/{layout.TOKENS}: columns {table.schema.names}")
+        return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+    def _tokens(self, tokens: Tokens) -> Iterator[Finding]:
+        document, position = tokens["document"], tokens["position"]
+        if len(document) != self._record.rows:
+            yield self._finding(layout.TOKENS, f"{len(document)} rows, the ledger says {self._record.rows}")
+        elif (digest := keys_digest(document, position, tokens["token"])) != self._record.keys_digest:
+            yield self._finding(layout.TOKENS, f"keys digest {digest}, the ledger says {self._record.keys_digest}")
+        step, stride = np.diff(document), np.diff(position)
+        wrong = np.flatnonzero((step < 0) | ((step == 0) & (stride <= 0)))
+        if len(wrong):
+            yield self._finding(layout.TOKENS, f"row {wrong[0] + 1} is out of order: rows go by document and position")
+
+    def _documents(self, tokens: Tokens | None) -> Iterator[Finding]:
+        """Every document of the slice is accounted for, and has the rows it says."""
+        if layout.DOCUMENTS in self._broken:
+            return
+        table = StoredTable(self._files, f"{self._path}/{layout.DOCUMENTS}").read(
+            ["document", "rows", "status", "reason"]
+        )
+        ids, rows = table.column("document").to_numpy(), table.column("rows").to_numpy()
+        statuses = zip(table.column("status").to_pylist(), table.column("reason").to_pylist())
+        skipped = Counter(reason or "" for status, reason in statuses if status == "skipped")
+        record, first = self._record, self._record.shard.file * DOCUMENTS_PER_FILE
+        told = {"documents": record.documents, "rows": record.rows, "skipped": dict(record.skipped)}
+        found = {"documents": len(ids), "rows": int(rows.sum()), "skipped": dict(skipped)}
+        for key, value in found.items():
+            if value != told[key]:
+                yield self._finding(layout.DOCUMENTS, f"{key}: {value}, the ledger says {told[key]}")
+        start, stop = record.shard.start, record.shard.stop
+        if len(ids) and (ids[0] < first + start or ids[-1] >= first + stop or (np.diff(ids) <= 0).any()):
+            yield self._finding(layout.DOCUMENTS, f"ids do not rise within rows {start} to {stop}")
+        if tokens is not None:
+            counted = dict(zip(*map(np.ndarray.tolist, np.unique(tokens["document"], return_counts=True))))
+            said = {i: n for i, n in zip(ids.tolist(), rows.tolist()) if n}
+            wrong = [i for i in sorted({*counted, *said}) if counted.get(i, 0) != said.get(i, 0)]
+            for i in wrong[:1]:
+                what = f"document {i}: {said.get(i, 0)} rows, the token table has {counted.get(i, 0)}"
+                yield self._finding(layout.DOCUMENTS, what)
+
+    # ---- one name ------------------------------------------------------------------------------------------------
+
+    def _name(self, name: str, tokens: Tokens | None, states: StateFile | None, pooled: int) -> Iterator[Finding]:
+        """Array, pools and saved sums against one another and the ledger; `pooled`: documents that have rows."""
+        pools: dict[str, StoredArray] = {}
+        for pool in self._pools if layout.DOCUMENTS not in self._broken else ():
+            inside = layout.array_path(layout.pooled_name(pool, name))
+            if not self._is_broken(inside):
+                try:
+                    pools[pool] = self._pooled(pool, name, pooled)
+                except DamageError as error:
+                    yield self._finding(inside, bare(error))
+        scan, inside = None, layout.array_path(name)
+        if layout.TOKENS in self._record.objects:
+            if self._is_broken(inside):
+                return
+            try:
+                scan = self._scan(name, tokens, None if states is None else kind_of(states), pools)
+            except DamageError as error:
+                yield self._finding(inside, bare(error))
+                return
+            yield from self._counts(name, inside, scan)
+            yield from self._degenerate(inside, scan, tokens)
+            for pool, row in scan.pools.items():
+                what = f"row {row} is not what the stored rows of its document give"
+                yield self._finding(layout.array_path(layout.pooled_name(pool, name)), what)
+        if states is not None:
+            try:
+                what_differs = same_sums(states, name, scan, self._record.rows)
+            except DamageError as error:
+                what_differs = bare(error)
+            if what_differs is not None:
+                yield self._finding(layout.STATES, f"{name}: {what_differs}")
+
+    def _pooled(self, pool: str, name: str, rows: int) -> StoredArray:
+        """A pooled array that is there in full, with a row for each document that has some."""
+        spec = ArraySpec(rows=rows, width=self._run.plan["names"][name]["width"], dtype="float32")
+        array = StoredArray(self._files, self._record.attempt, layout.pooled_name(pool, name), spec)
+        for number in range(array.grid.objects):
+            array.check_object(number)
+        return array
+
+    def _scan(self, name: str, tokens: Tokens | None, kind: str | None, pools: Mapping[str, StoredArray]) -> Scan:
+        plan = self._run.plan
+        spec = ArraySpec(
+            rows=self._record.rows, width=plan["names"][name]["width"], dtype=plan["resolved"]["store_dtype"]
+        )
+        array = StoredArray(self._files, self._record.attempt, name, spec)
+        if tokens is None or len(tokens["document"]) != spec.rows:
+            return scan_rows(array, None, kind)
+        documents = 1 + int(np.count_nonzero(np.diff(tokens["document"]))) if spec.rows else 0
+        fitting = {pool: stored for pool, stored in pools.items() if stored.shape[0] == documents}
+        return scan_rows(array, tokens["special"], kind, tokens["document"], fitting)
+
+    def _counts(self, name: str, inside: str, scan: Scan) -> Iterator[Finding]:
+        told = (self._record.non_finite.get(name, 0), self._record.zero_rows.get(name, 0))
+        for what, found, said in zip(("non-finite values", "rows of zeros"), (scan.non_finite, scan.zero_rows), told):
+            if found != said:
+                yield self._finding(inside, f"{found} {what}, the ledger says {said}")
+
+    def _degenerate(self, inside: str, scan: Scan, tokens: Tokens | None) -> Iterator[Finding]:
+        """Documents that a broken capture may have left: nothing but zeros, or the same row for every token."""
+        if tokens is None or not len(tokens["document"]) or len(tokens["document"]) != len(scan.zero):
+            return
+        ids, starts, counts = np.unique(tokens["document"], return_index=True, return_counts=True)
+        zero = np.logical_and.reduceat(scan.zero, starts)
+        first = np.zeros(len(scan.same), bool)
+        first[starts] = True
+        constant = np.logical_and.reduceat(scan.same | first, starts) & (counts > 1)
+        constant |= np.logical_and.reduceat(scan.flat, starts)
+        for which, what in ((zero, "all rows are zero"), (constant & ~zero, "all rows are the same or constant")):
+            found = ids[which].tolist()
+            if found:
+                more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+                listed = ", ".join(map(str, found[:MOST_LISTED]))
+                yield self._finding(inside, f"{what} in document {listed}{more}", damage=False)
+
+
+def bare(error: DamageError) -> str:
+    """The error on one line."""
+    return " ".join(str(error).split())
