@@ -170,7 +170,6 @@ def refuse_unbuilt(job: Job) -> None:
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
         ("model.adapter", job.model.adapter is not None, "leave it out"),
         ("model.quantization", job.model.quantization is not None, "leave it out"),
-        ("model.device_map", job.model.device_map is not None, "leave it out"),
         ("run.workers", job.run.workers not in ("auto", 1), "allowed are 'auto' and 1"),
         ("run.executor", job.run.executor == "ray", "allowed are 'auto' and 'inline'"),
         ("run.address", job.run.address is not None, "leave it out"),

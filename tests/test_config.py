@@ -120,15 +120,52 @@ def test_secrets_are_refused_among_the_model_options_without_repeating_them(key:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["dtype", "torch_dtype", "config", "revision", "trust_remote_code", "device_map"])
-def test_a_model_option_that_a_setting_decides_names_the_setting(key: str) -> None:
-    with pytest.raises(RequestError, match=rf"^model\.options: {key}: decided by model\.[a-z_]+; leave it out$"):
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        ("dtype", "dtype"),
+        ("torch_dtype", "dtype"),
+        ("config", "name"),
+        ("revision", "revision"),
+        ("trust_remote_code", "trust_remote_code"),
+        ("device_map", "device_map"),
+        ("quantization_config", "quantization"),
+        ("load_in_8bit", "quantization"),
+        ("adapter_kwargs", "adapter"),
+    ],
+)
+def test_a_model_option_that_a_setting_decides_names_the_setting(key: str, setting: str) -> None:
+    with pytest.raises(RequestError, match=rf"^model\.options: {key}: decided by model\.{setting}; leave it out$"):
         load_job({**LEAST, "model": {"name": "m", "options": {key: "x"}}})
 
 
-def test_a_model_option_does_not_open_a_pickle() -> None:
-    with pytest.raises(RequestError, match=r"^model\.options: weights_only: not for a job"):
-        job("model.options.weights_only=false")
+@pytest.mark.parametrize(
+    "option",
+    [
+        "weights_only=false",
+        "use_safetensors=false",
+        "output_hidden_states=true",
+        "use_cache=true",
+        "ignore_mismatched_sizes=true",
+        "tp_plan=auto",
+    ],
+)
+def test_a_model_option_that_opens_pickles_or_changes_what_a_forward_gives_is_refused(option: str) -> None:
+    with pytest.raises(RequestError, match=rf"^model\.options: {option.partition('=')[0]}: not for a job"):
+        job(f"model.options.{option}")
+
+
+def test_a_replica_is_spread_by_one_setting_and_no_other() -> None:
+    assert job("model.device_map=auto", 'model.options.max_memory={0="1GiB",cpu="2GiB"}').model.device_map == "auto"
+    assert job('model.device_map={""="disk"}').model.device_map == {"": "disk"}
+    for overrides, told in (
+        (["model.device_map=everywhere"], r"^model\.device_map = 'everywhere': allowed are 'auto', "),
+        (["model.device_map=3"], r"^model\.device_map = 3: "),
+        (["model.device_map=auto", "model.device=cuda:1"], r"^model: device = 'cuda:1': decided by model\.device_map"),
+        (["model.options.max_memory={cpu=1}"], r"^model: options: max_memory: needs model\.device_map"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            job(*overrides)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from harvest.model.architectures import needs_mask, unwrapped
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
 from harvest.model.probe import first_tensor, received
+from harvest.model.spread import fetching, input_device, put_away
 from harvest.records import Batch
 
 FEW_ROWS_PER_SPAN = 8
@@ -39,7 +40,8 @@ class Capture:
     def __init__(self, model: Any, names: Sequence[Name]) -> None:
         self.names = tuple(names)
         self._model, self._runs = model, runs_of(model, names)
-        self._device = next(self._runs.parameters()).device
+        self._device, self._fetching = input_device(self._runs), fetching(self._runs)
+        self._copying: set[torch.device] = set()
         self._masked = needs_mask(model) and _takes(self._runs, "attention_mask")
         self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
         self._handles: list[Any] = []
@@ -86,6 +88,8 @@ class Capture:
                 self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
         except _Enough:
             pass
+        finally:
+            put_away(self._fetching)
         if self._wanted:
             raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
 
@@ -105,8 +109,9 @@ class Capture:
 
     def wait(self) -> None:
         """Returns once every copy has arrived."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        for device in self._copying:
+            torch.cuda.current_stream(device).synchronize()
+        self._copying.clear()
 
     def _register(self, module: torch.nn.Module, name: Name) -> Any:
         if name.reads == "output":
@@ -123,6 +128,8 @@ class Capture:
         hidden_BTd = first_tensor(value)
         if name.scale != 1.0:
             hidden_BTd = hidden_BTd * name.scale
+        if hidden_BTd.is_cuda:  # one of several where a model is spread
+            self._copying.add(hidden_BTd.device)
         copy_rows(_one_row_per_token(hidden_BTd, self._batch, name), self._batch, self._into[key], key)
         self._wanted.discard(key)
         if not self._wanted:

@@ -15,6 +15,7 @@ import torch
 from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.checkpoint import commit_of, locate
+from harvest.model.spread import weight_of
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
 """Files of a model folder that its fingerprint covers."""
@@ -45,7 +46,8 @@ def of_model(model: Any) -> str:
     digest.update(type(model).__name__.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
+        value: Any = weight_of(model, name) if tensor.is_meta else tensor
+        flat = value.detach().cpu().contiguous().flatten()
         digest.update(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
     return f"object:{digest.hexdigest()}"
 

@@ -20,6 +20,7 @@ from harvest.errors import RequestError
 from harvest.model.architectures import is_encoder, unused_positions
 from harvest.model.checkpoint import locate, one_clear_line, pinned, reach
 from harvest.model.gguffile import read_once
+from harvest.model.spread import input_device
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -54,7 +55,9 @@ def _auto_class(config: Any) -> Any:
 
 
 def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) -> Any:
-    """The model in eval mode on `device`, in `dtype` (float32, bfloat16, float16); `config` from `load_config`.
+    """The model in eval mode on `device`, or where `model.device_map` puts it, in `dtype` (float32, bfloat16, float16).
+
+    `config` is that of `load_config`.
 
     Raises RequestError where it cannot be loaded, or where the checkpoint lacks weights of the trunk: transformers
     would make those up.
@@ -69,10 +72,20 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) ->
             trust_remote_code=settings.trust_remote_code,
             **checkpoint.arguments,
             **_attention(settings),
-            **settings.options,
+            **_options(settings),
         )
     _refuse_made_up_weights(model, loading["missing_keys"], settings.name)
-    return model.to(device).eval()
+    return (model.to(device) if settings.device_map is None else model).eval()
+
+
+def _options(settings: ModelSettings) -> dict[str, Any]:
+    """`model.options` and `model.device_map` as `from_pretrained` takes them: TOML has no keys that are numbers."""
+    options = dict(settings.options)
+    if isinstance(limits := options.get("max_memory"), dict):
+        options["max_memory"] = {int(place) if place.isdigit() else place: limit for place, limit in limits.items()}
+    if settings.device_map is not None:
+        options["device_map"] = settings.device_map
+    return options
 
 
 def _refuse_made_up_weights(model: Any, missing: Iterable[str], name: str) -> None:
@@ -156,15 +169,16 @@ def resolve_device(settings: ModelSettings) -> str:
 
 def dtype_of(model: Any) -> str:
     """Of a model object of the caller's; RequestError for one that Harvest cannot run in."""
-    name = str(next(model.parameters()).dtype).removeprefix("torch.")
+    values = next(parameter for parameter in model.parameters() if parameter.is_floating_point())  # not the packed ones
+    name = str(values.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise RequestError(f"model: its weights are {name}; allowed are {', '.join(DTYPES)}")
     return name
 
 
 def device_of(model: Any) -> str:
-    """Where a model object of the caller's is."""
-    return str(next(model.parameters()).device)
+    """Where the forward of a model object of the caller's begins."""
+    return str(input_device(model))
 
 
 def weight_bytes(model: Any, dtype: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def _register(module: nn.Module, point: tuple[str, Side], see: Any) -> Any:
 
 
 def _forward(runs: nn.Module) -> None:
-    with _quiet_torch(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with _quiet_torch(), _by_shape_alone(runs), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         state = {
             name: torch.empty(
                 tensor.shape, dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype, device="cpu"
@@ -96,6 +97,35 @@ def _forward(runs: nn.Module) -> None:
         ids = torch.zeros(PROBE, dtype=torch.long, device="cpu")
         no_cache = {"use_cache": False} if "use_cache" in inspect.signature(runs.forward).parameters else {}
         torch.func.functional_call(runs, state, (), {"input_ids": ids, **no_cache})
+
+
+@contextlib.contextmanager
+def _by_shape_alone(runs: nn.Module) -> Iterator[None]:
+    """Modules that fetch their weights do not, and those with packed weights give zeros of the right shape."""
+    replaced: list[tuple[nn.Module, Any]] = []
+
+    def replace(module: nn.Module, forward: Any) -> None:
+        replaced.append((module, module.__dict__.get("forward")))
+        module.__dict__["forward"] = forward
+
+    for module in runs.modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and not weight.is_floating_point() and hasattr(module, "out_features"):
+            replace(module, functools.partial(_zeros, int(module.out_features)))  # type: ignore[arg-type]
+        elif hasattr(module, "_old_forward"):  # where accelerate keeps the forward that it wraps
+            replace(module, module._old_forward)
+    try:
+        yield
+    finally:
+        for module, forward in replaced:
+            if forward is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward
+
+
+def _zeros(width: int, rows: torch.Tensor) -> torch.Tensor:
+    return rows.new_zeros(*rows.shape[:-1], width)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from torch import nn
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, config_of
 from harvest.model.lengths import switches
+from harvest.model.spread import input_device
 from harvest.model.watch import takes
 
 
@@ -64,7 +65,7 @@ class Sequences:
         pad = getattr(config, "pad_token_id", None)
         filler = pad if isinstance(pad, int) and 0 <= pad < vocabulary else 0
         self._fit(vocabulary, _learned_positions(runs, config, embedding))
-        device = _device(runs)
+        device = input_device(runs)
         real_BT = self.real.to(device)
         if real_BT.all():
             return {"input_ids": self.ids.to(device)}
@@ -136,12 +137,6 @@ def _rows(what: str, given: Any, *, whole: bool = True) -> torch.Tensor:
 
 def _shape(tensor: torch.Tensor) -> list[int]:
     return list(tensor.shape)
-
-
-def _device(runs: nn.Module) -> torch.device:
-    """Of the first weights; the CPU where those are on the meta device: accelerate then moves the inputs by itself."""
-    device = next(runs.parameters()).device
-    return torch.device("cpu") if device.type == "meta" else device
 
 
 def _counts_by_id(runs: nn.Module) -> bool:

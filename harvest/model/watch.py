@@ -16,6 +16,7 @@ from harvest.model.architectures import unwrapped
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
 from harvest.model.probe import first_tensor, received
+from harvest.model.spread import fetching, put_away
 
 
 class _Enough(BaseException):
@@ -31,6 +32,7 @@ class Watch:
 
     def __init__(self, model: Any, names: Sequence[Name], take: Callable[[Name, torch.Tensor], None]) -> None:
         self.runs: nn.Module = runs_of(model, names)
+        self._fetching = fetching(self.runs)
         self._model, self._names, self._take = model, tuple(names), take
         self._handles: list[Any] = []
         self._training: list[nn.Module] = []
@@ -64,8 +66,11 @@ class Watch:
     def run(self, **inputs: torch.Tensor) -> None:
         """One forward, which ends as soon as every name has been seen; WorkError if one never was."""
         self._wanted = {str(name) for name in self._names}
-        with contextlib.suppress(_Enough):
-            self.runs(**inputs, **({"use_cache": False} if takes(self.runs, "use_cache") else {}))
+        try:
+            with contextlib.suppress(_Enough):
+                self.runs(**inputs, **({"use_cache": False} if takes(self.runs, "use_cache") else {}))
+        finally:
+            put_away(self._fetching)
         if self._wanted:
             raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
 
