@@ -63,7 +63,8 @@ def shuffled_control(
 ) -> tuple[float, float] | None:
     """(mean, standard error) of the held-out AUROC of directions made with shuffled labels: 0.5 unless labels leak.
 
-    None where no shuffle gives a direction, or one group of the held-out examples is empty.
+    Not so for `single_group` and `paired_rejection`, which swapped labels do not turn round: theirs is what they find
+    without any labels. None where no shuffle gives a direction, or one group of the held-out examples is empty.
     """
     random = np.random.Generator(np.random.PCG64(seed))
     found = []

@@ -87,4 +87,4 @@ def _model(strength: float) -> Any:
         raise RequestError(
             "mode = 'logistic': needs scikit-learn, which is not installed; pip install 'harvest[logistic]'"
         ) from None
-    return LogisticRegression(C=strength, max_iter=ITERATIONS, tol=1e-6)
+    return LogisticRegression(C=strength, max_iter=ITERATIONS, tol=1e-8)
