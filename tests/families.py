@@ -221,7 +221,9 @@ def tiny_config(family: str, **more: Any) -> Any:
     """The config of a family's tiny model; special tokens lie inside the vocabulary."""
     model_type, settings = CONFIGS[family]
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    if "text_config" not in settings:
+    if "text_config" in settings:
+        settings = {**settings, "text_config": {**ids, **settings["text_config"]}}
+    else:
         ids["vocab_size"] = VOCABULARY
     return CONFIG_MAPPING[model_type](**{**ids, **settings, **more})
 

@@ -8,7 +8,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from families import CONFIGS, EXPERTS, HIDDEN, LAYERS, tiny_family
+from families import EXPERTS, HIDDEN, LAYERS, tiny_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import worst_error
@@ -21,7 +21,6 @@ from harvest.errors import RequestError, WorkError
 from harvest.model.cache import ActivationCache
 from harvest.model.interface import CapturedSite, CaptureRequest, CaptureSpec, capture_activations
 
-FAMILIES = [family for family in CONFIGS if family != "t5"]
 TOLERANCE = 1e-5
 DOCUMENTS = [[5, 9, 17, 23, 31, 40, 7], [7], [2, 3, 1, 0, 0], [60, 61, 5, 62, 63, 1, 0, 0, 9, 8, 33]]
 """Some hold the ids that pad, begin and end: they are tokens like others."""
@@ -70,8 +69,8 @@ def state_of(model: nn.Module) -> Any:
 # ---- true --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_block_of_a_padded_batch_is_what_it_is_for_each_document_alone(family: str) -> None:  # E15, E17, E21
+@pytest.mark.parametrize("family", ["helium", "qwen2_moe"])
+def test_every_block_of_an_unknown_architecture_is_what_it_is_for_each_document_alone(family: str) -> None:
     model = tiny_family(family)
     expected = [[alone(model, block, ids) for ids in DOCUMENTS] for block in blocks(model)]
     for side in ("left", "right", "both"):
@@ -108,33 +107,6 @@ def test_any_documents_with_any_padding_at_their_ends_are_as_alone(
     rows = tensor[None] if len(documents) == 1 else tensor
     for row, document in enumerate(documents):
         assert worst_error(rows[row][mask[row] == 1], alone(model, blocks(model)[1], document)) < TOLERANCE
-
-
-SUBLAYERS = {
-    "llama": ("self_attn", "mlp"),
-    "gpt2": ("attn", "mlp"),
-    "gpt_neox": ("attention", "mlp"),
-    "falcon": ("self_attention", "mlp"),
-    "gptj": ("attn", "mlp"),
-    "opt": ("self_attn", "fc2"),
-    "bloom": ("self_attention.dense", "mlp.dense_4h_to_h"),  # Bloom's modules add the residual
-    "mixtral": ("self_attn", "mlp"),
-    "olmoe": ("self_attn", "mlp"),
-    "gpt_oss": ("self_attn", "mlp"),
-    "deepseek_v3": ("self_attn", "mlp"),
-}
-
-
-@pytest.mark.parametrize("family", SUBLAYERS)
-def test_sublayers_are_taken_on_every_family(family: str) -> None:  # defects 7 and 8
-    model = tiny_family(family)
-    ids, mask = padded(DOCUMENTS, "left")
-    found = capture_activations(model, ids, CaptureSpec(("attn", "mlp")), mask)
-    assert [(layer, site) for layer, site, _ in found] == [(n, s) for s in ("attn", "mlp") for n in range(LAYERS)]
-    for layer, site, tensor in found:
-        module = blocks(model)[layer].get_submodule(SUBLAYERS[family][site == "mlp"])
-        for row, document in enumerate(DOCUMENTS):
-            assert worst_error(tensor[row][mask[row] == 1], alone(model, module, document)) < TOLERANCE
 
 
 def test_the_last_residual_comes_before_the_final_norm_and_the_normed_state_has_its_own_site() -> None:  # defect 1

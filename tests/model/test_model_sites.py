@@ -76,15 +76,6 @@ def captured(model: Any, names: tuple[Name, ...], documents: list[list[int]], to
 # ---- batches -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", [1, 26, 1000], ids=["one by one", "some", "all at once"])
-def test_every_name_in_every_batch_equals_a_hook_on_the_document_alone(tiny: Tiny, tokens: int) -> None:
-    found, row = captured(tiny.model, tiny.names, DOCUMENTS, tokens), 0
-    for ids, expected in zip(DOCUMENTS, tiny.alone):
-        for name, rows in found.items():
-            assert worst_error(rows[row : row + len(ids)], expected[name]) < TOLERANCE, (name, ids)
-        row += len(ids)
-
-
 def test_each_name_alone_equals_all_together(tiny: Tiny) -> None:
     """Where the forward stops depends on the names; what they hold does not."""
     together = captured(tiny.model, tiny.names, DOCUMENTS[:4], 1000)
@@ -130,6 +121,31 @@ def test_the_blocks_are_those_of_the_text_model_and_residual_is_their_output(tin
             assert (name.reads, name.width) == ("output", HIDDEN)
     with pytest.raises(RequestError, match="3 layers; allowed are 0 to 2"):  # E16
         resolve_names(tiny.model, ["residual"], [LAYERS])
+
+
+SUBLAYERS = {
+    "llama": ("self_attn", "mlp"),
+    "gpt2": ("attn", "mlp"),
+    "gpt_neox": ("attention", "mlp"),
+    "falcon": ("self_attention", "mlp"),
+    "gptj": ("attn", "mlp"),
+    "opt": ("self_attn", "fc2"),
+    "bloom": ("self_attention.dense", "mlp.dense_4h_to_h"),  # Bloom's modules add the residual
+    "mixtral": ("self_attn", "mlp"),
+    "olmoe": ("self_attn", "mlp"),
+    "gpt_oss": ("self_attn", "mlp"),
+    "deepseek_v3": ("self_attn", "mlp"),
+}
+"""Family -> where in a block its attention's and its MLP's outputs are, written down apart from the package's table."""
+
+
+def test_the_sublayers_outputs_are_those_of_these_modules() -> None:  # E06, E07
+    for family, paths in SUBLAYERS.items():
+        model = tiny_family(family)
+        for site, path in zip(("attn", "mlp"), paths):
+            for name in resolve_names(model, [site], "all"):
+                assert name.module == f"{BLOCKS[family]}.{name.layer}.{path}"
+                assert (name.reads, name.width, name.scale) == ("output", HIDDEN, 1.0)
 
 
 def test_the_input_of_a_block_is_the_output_of_the_one_before(tiny: Tiny) -> None:
