@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -23,18 +24,23 @@ class Ahead(Generic[T]):
     """Iterates in a thread of its own, at most `depth` items ahead of whoever takes them.
 
     An error of the iteration is raised where the items are taken. Leaving the context stops the thread after the
-    item that it is on.
+    item that it is on. Whoever waits for the next item can be woken: it is then given None.
     """
 
     def __init__(self, items: Iterable[T], *, depth: int, name: str) -> None:
         self._items = items
-        self._queue: queue.Queue[T | _End] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[T | _End | None] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
-    def __enter__(self) -> Iterator[T]:
+    def __enter__(self) -> Ahead[T]:
         self._thread.start()
-        return self._take()
+        return self
+
+    def wake(self) -> None:
+        """Gives None to whoever waits; where an item is there already, nobody waits long."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -46,7 +52,7 @@ class Ahead(Generic[T]):
             except queue.Empty:
                 self._thread.join(timeout=0.05)
 
-    def _take(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[T | None]:
         while True:
             item = self._queue.get()
             if isinstance(item, _End):

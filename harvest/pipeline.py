@@ -74,6 +74,8 @@ class Watch:
     advanced: Callable[[Progress], None] = lambda progress: None
     still_mine: Callable[[], None] = lambda: None
     """Raises LostLeaseError when another coordinator has taken over; asked before each object that is written."""
+    wanted: Callable[[Assignment], bool] = lambda assignment: True
+    """Whether this try is still needed; asked before a shard is read, and before each window's forward."""
 
 
 class Pipeline:
@@ -90,7 +92,6 @@ class Pipeline:
         )
         self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
         self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
-        self._tries = 0
         self._checked = False
 
     def run(self, assignments: Iterable[Assignment]) -> Iterator[Outcome]:
@@ -104,8 +105,12 @@ class Pipeline:
             Ahead(map(self.read, assignments), depth=1, name="harvest-read") as texts,
             Behind(depth=4, name="harvest-write") as behind,
         ):
-            for assignment, text in texts:
-                pending.append((assignment, self.harvest(assignment, text, capture, behind)))
+            for item in texts:
+                if item is not None:
+                    assignment, text = item
+                    future = self.harvest(assignment, text, capture, behind)
+                    pending.append((assignment, future))
+                    future.add_done_callback(lambda _: texts.wake())  # its outcome must not wait for the next shard
                 while len(pending) > 1 or (pending and pending[0][1].done()):
                     yield _outcome(*pending.popleft())
             while pending:
@@ -115,6 +120,7 @@ class Pipeline:
         """Reads and tokenises a whole shard; its error travels along, for this shard alone."""
         shard = assignment.shard
         try:
+            self._require_wanted(assignment)
             rows = self.plan.source.rows(shard.file, shard.start, shard.stop, assignment.cursor)
             text = self.plan.tokeniser.shard(
                 rows,
@@ -140,6 +146,7 @@ class Pipeline:
                 work.self_check = self_check(capture, text.windows, self._dtype, self._batching)
                 self._checked = True
             for window in self.batches(text):
+                self._require_wanted(assignment)
                 rows = self._buffers.take(window.rows)
                 try:
                     self.forward(window, capture, rows, work)
@@ -152,16 +159,19 @@ class Pipeline:
             return behind.submit(work.give_up, error)
         return behind.submit(work.finish)
 
+    def _require_wanted(self, assignment: Assignment) -> None:
+        if not self.watch.wanted(assignment):
+            raise CalledOffError(f"shard {assignment.shard.key}")
+
     def begin(self, assignment: Assignment, text: ShardText) -> ShardWork:
         """A new attempt at a shard, in a folder of its own."""
-        self._tries += 1
         return ShardWork(
             self.plan,
             assignment.shard,
             text,
             reductions=self.reductions,
             files=self.files,
-            attempt=attempt_name(assignment.shard.key, self.life, self._tries),
+            attempt=attempt_name(assignment.shard.key, self.life, assignment.attempt),
             still_mine=self.watch.still_mine,
         )
 

@@ -169,12 +169,6 @@ def refuse_unbuilt(job: Job) -> None:
         ("store.compression", job.store.compression != "none", "allowed is 'none'"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
         ("model.adapter", job.model.adapter is not None, "leave it out"),
-        ("model.quantization", job.model.quantization is not None, "leave it out"),
-        ("run.workers", job.run.workers not in ("auto", 1), "allowed are 'auto' and 1"),
-        ("run.executor", job.run.executor == "ray", "allowed are 'auto' and 'inline'"),
-        ("run.address", job.run.address is not None, "leave it out"),
-        ("run.gpus_per_worker", job.run.gpus_per_worker != "auto", "allowed is 'auto'"),
-        ("run.cpus_per_worker", job.run.cpus_per_worker != "auto", "allowed is 'auto'"),
     ]
     if not (job.capture.store or job.capture.pool or job.statistics.moments):
         raise RequestError(

@@ -66,6 +66,8 @@ class Assignment:
     """What is left of `data.max_tokens`; None without a limit."""
     cursor: Mapping[str, Any] | None
     """Where the file's reader may go on."""
+    attempt: int = 0
+    """Number of the try, different for every one of a coordinator's life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

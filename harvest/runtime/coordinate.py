@@ -6,6 +6,7 @@ complete.json. What a reader sees is always a set of whole shards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -31,6 +32,8 @@ from harvest.store.opening import open_files
 
 MOST_DIFFERENCES = 5
 """Of two jobs, that a refusal lists."""
+SHARDS_PER_WORKER = 2
+"""That a worker of a crew holds: one under way, and the next, which is read and tokenised beside it."""
 GROWING = ("limit", "max_tokens")
 """Settings of `data` that may grow on resume: the last, cut shard is harvested again."""
 
@@ -53,11 +56,19 @@ def run(
     begin = time.monotonic()
     job = load_job(_with_stand_ins(job, model, data), overrides)
     files = open_files(job.run.path, job.run.storage)
+    on_cluster = uses_cluster(job)
+    _refuse_executor(job, files, on_cluster, brought=[model, tokenizer, data])
     plan, earlier = _checked(job, files, model, tokenizer, data)
     if earlier is not None and Ledger(files).completion() is not None and not _grown(plan, earlier):
         return open_run(files)
-    with Lease.acquire(files) as lease:
-        _Coordinator(plan, files, lease, observer or Silent(), begin).run(model)
+    with contextlib.ExitStack() as stack:
+        workers = None
+        if on_cluster:
+            from harvest.runtime.cluster import connected  # ray takes its time
+
+            workers = stack.enter_context(connected(plan))
+        lease = stack.enter_context(Lease.acquire(files))
+        _Coordinator(plan, files, lease, observer or Silent(), begin, workers).run(model)
     return open_run(files)
 
 
@@ -76,10 +87,18 @@ def _checked(job: Job, files: Files, model: Any, tokenizer: Any, data: Any) -> t
     earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
     if free is not None and earlier is not None:
         free += _committed_bytes(ledger)  # what is there already needs no room again
-    plan = make_plan(job, model=model, tokenizer=tokenizer, data=data, free_bytes=free)
+    plan = make_plan(_same_threads(job, earlier), model=model, tokenizer=tokenizer, data=data, free_bytes=free)
     if earlier is not None:
         _refuse_difference(plan, earlier)
     return plan, earlier
+
+
+def _same_threads(job: Job, earlier: RunRecord | None) -> Job:
+    """A resumed run computes with as many threads as it began with: its last bits depend on them."""
+    if earlier is None or job.run.threads != "auto":
+        return job
+    threads = earlier.plan["resolved"]["threads"]
+    return job.model_copy(update={"run": job.run.model_copy(update={"threads": threads})})
 
 
 def _refuse_run_inside_data(job: Job, files: Files) -> None:
@@ -90,6 +109,45 @@ def _refuse_run_inside_data(job: Job, files: Files) -> None:
         raise RequestError(
             f"run.path = {job.run.path!r}: lies inside data.path = {job.data.path!r}, where what the run writes "
             "would be read as data; choose a folder outside, or name the files with a glob"
+        )
+
+
+def uses_cluster(job: Job) -> bool:
+    """Whether workers in processes of their own do the work, which is Ray's part."""
+    run = job.run
+    if run.executor != "auto":
+        return run.executor == "ray"
+    if run.address is not None or os.environ.get("RAY_ADDRESS"):
+        return True
+    return several_gpus(job) if run.workers == "auto" else run.workers > 1
+
+
+def several_gpus(job: Job) -> bool:
+    """This machine has more GPUs than one replica takes."""
+    import torch
+
+    each = job.run.gpus_per_worker if job.run.gpus_per_worker != "auto" else 1
+    return job.model.device in ("auto", "cuda") and torch.cuda.device_count() >= 2 * each > 0
+
+
+def _refuse_executor(job: Job, files: Files, on_cluster: bool, brought: list[Any]) -> None:
+    run = job.run
+    if not on_cluster:
+        if run.workers not in ("auto", 1):
+            raise RequestError(
+                f"run.workers = {run.workers}: run.executor = 'inline' is one worker; allowed are 'auto' and 'ray'"
+            )
+        return
+    setting = f"run.executor = {run.executor!r} with run.workers = {run.workers!r}"
+    if any(one is not None for one in brought):
+        raise RequestError(
+            f"{setting}: a model, tokenizer or data handed over as objects stay in this process; "
+            "allowed is run.executor = 'inline'"
+        )
+    if not files.exclusive:
+        raise RequestError(
+            f"{setting}: {files.url} cannot keep two writers apart, so it takes one worker; "
+            "allowed are run.executor = 'inline', a folder, and s3://"
         )
 
 
@@ -134,33 +192,20 @@ def _grown(plan: Plan, earlier: RunRecord) -> bool:
 class _Coordinator:
     """What happens while the lease is held."""
 
-    def __init__(self, plan: Plan, files: Files, lease: Lease, observer: Observer, begin: float) -> None:
+    def __init__(
+        self, plan: Plan, files: Files, lease: Lease, observer: Observer, begin: float, workers: int | None
+    ) -> None:
+        """`workers`: how many there are on the cluster; None where the work is done in this process."""
         self.plan, self.files, self.lease, self.observer, self.begin = plan, files, lease, observer, begin
+        self.workers = workers
         self.ledger = Ledger(files)
 
     def run(self, model: Any) -> None:
         committed = self._open()
         self.observer.started(self.plan, list(committed.values()))
-        data, resolved = self.plan.job.data, self.plan.resolved
-        schedule = Schedule(
-            self.plan.source.files,
-            shard_documents=resolved.shard_documents,
-            attempts=self.plan.job.run.attempts,
-            kept=self.plan.source.kept,
-            limit=data.limit,
-            max_tokens=data.max_tokens,
-            committed=committed,
-        )
+        schedule = self._schedule(committed)
         try:
-            run_inline(
-                self.plan,
-                model,
-                files=self.files,
-                lease=self.lease,
-                schedule=schedule,
-                observer=self.observer,
-                begin=self.begin,
-            )
+            self._work(schedule, model)
             if schedule.failures:
                 raise WorkError(_failures_text(schedule))
             summary = self._complete()
@@ -168,6 +213,35 @@ class _Coordinator:
             self.observer.stopped(error)
             raise
         self.observer.finished(summary)
+
+    def _schedule(self, committed: dict[str, ShardRecord]) -> Schedule:
+        data, resolved = self.plan.job.data, self.plan.resolved
+        return Schedule(
+            self.plan.source.files,
+            shard_documents=resolved.shard_documents,
+            attempts=self.plan.job.run.attempts,
+            kept=self.plan.source.kept,
+            limit=data.limit,
+            max_tokens=data.max_tokens,
+            committed=committed,
+            depth=None if self.workers is None else SHARDS_PER_WORKER,
+        )
+
+    def _work(self, schedule: Schedule, model: Any) -> None:
+        """Runs the schedule to its end, here or with a crew."""
+        about: dict[str, Any] = {
+            "files": self.files,
+            "lease": self.lease,
+            "schedule": schedule,
+            "observer": self.observer,
+            "begin": self.begin,
+        }
+        if self.workers is None:
+            run_inline(self.plan, model, **about)
+            return
+        from harvest.runtime.cluster import run_cluster
+
+        run_cluster(self.plan, self.workers, **about)
 
     def _open(self) -> dict[str, ShardRecord]:
         """Settles what earlier lives left; what stands committed afterwards is what this life builds on."""

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from harvest.environment import allow_open_files
-from harvest.errors import DocumentError, MismatchError, RequestError, WorkError
-from harvest.pipeline import Pipeline, Watch, describe
+from harvest.errors import RequestError, WorkError
+from harvest.pipeline import Pipeline, Watch
 from harvest.plan import Plan
-from harvest.records import Assignment, ShardRecord, ShardText
+from harvest.records import Assignment, ShardText
+from harvest.runtime.intake import Intake, facts_of_text, report_of
 from harvest.runtime.progress import Observer
-from harvest.runtime.schedule import ReadFacts, Schedule
+from harvest.runtime.schedule import Schedule
 from harvest.store.files import Files
 from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger
@@ -55,30 +56,15 @@ class _Inline:
     ) -> None:
         watch = Watch(was_read=self._was_read, advanced=observer.advanced, still_mine=lease.check)
         self._pipeline = Pipeline(plan, model, files, lease.life, watch)
-        self._ledger, self._lease, self._schedule, self._observer = Ledger(files), lease, schedule, observer
+        self._schedule = schedule
+        self._intake = Intake(Ledger(files), lease, schedule, observer)
         self._lock = threading.Lock()
 
     def run(self) -> None:
         while not self._schedule.finished:  # again where a try failed after the last shard was handed out
             for outcome in self._pipeline.run(self._assignments()):
                 with self._lock:
-                    if outcome.record is not None:
-                        self._lease.check()
-                        self._commit(outcome.assignment, outcome.record)
-                        self._schedule.committed(outcome.record)
-                        self._observer.committed(outcome.record)
-                    else:
-                        assert outcome.error is not None
-                        self._failed(outcome.assignment, outcome.error, permanent=outcome.permanent)
-                    self._lease.heartbeat(
-                        self._schedule.running, {f.shard.key: f.error for f in self._schedule.failures}
-                    )
-
-    def _commit(self, assignment: Assignment, record: ShardRecord) -> None:
-        try:
-            self._ledger.commit(record)
-        except OSError as error:  # a disk that takes no record ends the run: by the name of the shard
-            raise WorkError(describe(assignment, error)) from error
+                    self._intake.take(report_of(outcome))
 
     def _assignments(self) -> Iterator[Assignment]:
         while True:
@@ -90,20 +76,4 @@ class _Inline:
 
     def _was_read(self, assignment: Assignment, text: ShardText) -> None:
         with self._lock:
-            facts = ReadFacts(
-                documents=len(text.documents),
-                tokens=text.tokens_run,
-                ended=text.ended,
-                cut=text.cut,
-                cursor=text.cursor,
-            )
-            self._schedule.read(assignment.shard.key, facts)
-
-    def _failed(self, assignment: Assignment, error: BaseException, *, permanent: bool) -> None:
-        key, text = assignment.shard.key, describe(assignment, error)
-        if self._schedule.failed(key, text, permanent=permanent):
-            self._observer.retried(key, text)
-            return
-        self._observer.gave_up(key, text)
-        if isinstance(error, DocumentError | MismatchError):  # data.on_bad = "fail" means stop, not: fail and go on
-            self._schedule.stop()
+            self._schedule.read(assignment.shard.key, facts_of_text(text))

@@ -29,8 +29,14 @@ class Observer(Protocol):
     def loaded(self, seconds: float) -> None:
         """The model is there; `seconds` since the command began."""
 
+    def joined(self, worker: str, workers: int) -> None:
+        """A worker of a crew is ready; `workers` are, with it."""
+
+    def left(self, worker: str, workers: int) -> None:
+        """A worker of a crew is lost, by name and reason; `workers` are still ready."""
+
     def advanced(self, advance: Advance) -> None:
-        """A batch has been captured."""
+        """Some batches have been captured."""
 
     def committed(self, record: ShardRecord) -> None:
         """A shard exists."""
@@ -53,6 +59,8 @@ class Silent:
 
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None: ...
     def loaded(self, seconds: float) -> None: ...
+    def joined(self, worker: str, workers: int) -> None: ...
+    def left(self, worker: str, workers: int) -> None: ...
     def advanced(self, advance: Advance) -> None: ...
     def committed(self, record: ShardRecord) -> None: ...
     def retried(self, shard: str, error: str) -> None: ...

@@ -221,6 +221,31 @@ class Lease:
                 self._lost = f"run {self._files.url}: the lease was overwritten: {error}"
 
 
+class LeaseWatch:
+    """What a writer asks that works for the holder from another process: is the life that sent me still in charge?"""
+
+    def __init__(self, files: Files, life: str) -> None:
+        self._files, self._life = files, life
+        self._seen = float("-inf")
+
+    def check(self) -> None:
+        """Raises LostLeaseError unless the lease is held by that life; a remote store is asked once a second at most."""
+        if not self._files.local and _now() - self._seen <= REMOTE_SECONDS:
+            return
+        held = _read(self._files)
+        holder = None if held is None else _decode(self._files, held)
+        self._seen = _now()
+        if holder is None:
+            raise LostLeaseError(
+                f"run {self._files.url}: no {layout.COORDINATOR} is to be seen from {socket.gethostname()}; "
+                "run.path must be a folder that all workers share, or a URL"
+            )
+        if holder.life != self._life or holder.released:
+            raise LostLeaseError(
+                f"run {self._files.url}: life {self._life} is over; pid {holder.pid} on {holder.host} has it"
+            )
+
+
 def _new_holder() -> Holder:
     return Holder(
         life=secrets.token_hex(4),

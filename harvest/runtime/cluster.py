@@ -1,0 +1,275 @@
+"""Workers on a Ray cluster, or on one that is started on this machine: the only file that knows Ray.
+
+Each worker is a named actor with one replica of the model. Ray restarts the process of a worker that dies; which shard
+goes where is decided by the coordinator alone, which is the process that runs the command: when it dies its actors die
+with it, and the same command resumes from the files. Rows never pass through Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayError
+from ray.util import metrics
+
+from harvest.errors import RequestError, WorkError
+from harvest.plan import Plan
+from harvest.runtime import logs
+from harvest.runtime.intake import Intake
+from harvest.runtime.lead import Gone, Lead
+from harvest.runtime.metrics import METRICS, SECONDS, Counted
+from harvest.runtime.progress import Observer
+from harvest.runtime.schedule import Schedule
+from harvest.runtime.worker import Hire, Order, Reply, Worker
+from harvest.store.files import Files
+from harvest.store.lease import Lease
+from harvest.store.ledger import Ledger
+
+NAMESPACE = "harvest"
+OBJECT_STORE_BYTES = 100 << 20
+"""Of a cluster started here; only descriptions and records travel, and Ray wants at least 75 MiB."""
+
+
+@contextlib.contextmanager
+def connected(plan: Plan) -> Iterator[int]:
+    """Ray for as long as the block runs; yields the number of workers. Ends what it started, and nothing else.
+
+    Raises RequestError where the cluster does not answer, or where no node of it could ever hold a worker.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(plan)
+    try:
+        workers = _workers(plan)
+        _refuse_what_cannot_fit(plan)
+        yield workers
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def run_cluster(
+    plan: Plan, workers: int, *, files: Files, lease: Lease, schedule: Schedule, observer: Observer, begin: float
+) -> None:
+    """Runs the schedule to its end with so many workers. `begin` is when the command began (monotonic).
+
+    Failures are left in `schedule.failures`; raises WorkError when no worker is left, LostLeaseError after a takeover.
+    """
+    if schedule.finished:
+        return
+    meter = RayMeter(run=_run_name(plan), worker="coordinator")
+    counted = Counted(observer, meter)
+    crew = RayCrew(plan, workers, lease.life)
+    try:
+        Lead(
+            crew,
+            schedule=schedule,
+            intake=Intake(Ledger(files), lease, schedule, counted),
+            lease=lease,
+            observer=counted,
+            meter=meter,
+            begin=begin,
+        ).run()
+    finally:
+        crew.close()
+
+
+class RayCrew:
+    """One actor per worker, each with at most one call under way."""
+
+    def __init__(self, plan: Plan, workers: int, life: str) -> None:
+        self.workers: Sequence[str] = [f"worker-{number}" for number in range(workers)]
+        self._plan, self._life = plan, life
+        self._calls: dict[Any, str] = {}
+        self._actors = {worker: self._create(worker) for worker in self.workers}
+
+    def _create(self, worker: str) -> Any:
+        plan, run = self._plan, self._plan.job.run
+        hire = Hire(
+            name=worker,
+            job=_for_workers(plan),
+            lock=plan.lock(),
+            life=self._life,
+            folder=os.getcwd(),
+        )
+        threads = str(plan.resolved.threads)
+        return _Actor.options(  # type: ignore[attr-defined]
+            name=f"harvest {_run_name(plan)} {self._life} {worker}",
+            namespace=NAMESPACE,
+            num_cpus=cpus_per_worker(plan),
+            num_gpus=gpus_per_worker(plan),
+            memory=plan.estimate.memory_bytes if run.address else None,
+            scheduling_strategy="SPREAD",
+            max_restarts=-1,
+            max_task_retries=0,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}},
+        ).remote(hire, _run_name(plan))
+
+    def send(self, worker: str, order: Order) -> None:
+        """Opens a conversation."""
+        self._calls[self._actors[worker].exchange.remote(order)] = worker
+
+    def wait(self, seconds: float) -> list[tuple[str, Reply | Gone]]:
+        """All replies that are there, after a first one or `seconds`."""
+        calls = list(self._calls)
+        first, _ = ray.wait(calls, num_returns=1, timeout=seconds)
+        if not first:
+            return []
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        return [(self._calls.pop(call), _reply(call)) for call in done]
+
+    def restart(self, worker: str) -> None:
+        """Kills the actor and creates it anew: what Ray thinks of its state does not matter."""
+        self.dismiss(worker)
+        self._actors[worker] = self._create(worker)
+
+    def dismiss(self, worker: str) -> None:
+        """Kills the actor, and does not listen to it any more."""
+        self._calls = {call: other for call, other in self._calls.items() if other != worker}
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self._actors.pop(worker), no_restart=True)
+
+    def close(self) -> None:
+        """Ends every worker."""
+        for worker in list(self._actors):
+            self.dismiss(worker)
+
+
+class _HarvestWorker(Worker):
+    """The actor; its methods' names are what the dashboard shows."""
+
+    def __init__(self, hire: Hire, run: str) -> None:
+        logs.always(run=run)
+        node = ray.get_runtime_context().get_node_id()
+        super().__init__(hire, RayMeter(run=run, worker=hire.name), node)
+
+
+_Actor = ray.remote(_HarvestWorker)
+
+
+class RayMeter:
+    """Our metrics as Ray's, created at their first use."""
+
+    def __init__(self, run: str, worker: str) -> None:
+        self._labels = {"run": run, "worker": worker}
+        self._metrics: dict[str, Any] = {}
+
+    def record(self, name: str, value: float, **labels: str) -> None:
+        """Adds to a counter, sets a gauge, or observes into a histogram."""
+        metric = self._metrics.get(name) or self._metrics.setdefault(name, self._make(name))
+        labels = {**self._labels, **labels}
+        if isinstance(metric, metrics.Counter):
+            if value > 0:
+                metric.inc(value, tags=labels)
+        elif isinstance(metric, metrics.Gauge):
+            metric.set(value, tags=labels)
+        else:
+            metric.observe(value, tags=labels)
+
+    @staticmethod
+    def _make(name: str) -> Any:
+        metric = METRICS[name]
+        keys = ("run", "worker", *metric.labels)
+        if metric.kind == "histogram":
+            return metrics.Histogram(name, description=metric.about, boundaries=list(SECONDS), tag_keys=keys)
+        kind = metrics.Counter if metric.kind == "counter" else metrics.Gauge
+        return kind(name, description=metric.about, tag_keys=keys)
+
+
+# ---- what a worker takes, and who is there to give it -----------------------------------------------------------
+
+
+def gpus_per_worker(plan: Plan) -> float:
+    """One on CUDA, unless the job says otherwise."""
+    asked = plan.job.run.gpus_per_worker
+    return (1 if plan.resolved.device == "cuda" else 0) if asked == "auto" else asked
+
+
+def cpus_per_worker(plan: Plan) -> float:
+    """A share that Ray keeps for a worker; the number of its threads is `run.threads`."""
+    asked = plan.job.run.cpus_per_worker
+    return 1 if asked == "auto" else asked
+
+
+def _for_workers(plan: Plan) -> dict[str, Any]:
+    """The job with what a worker's own machine must not decide."""
+    job = plan.job.model_dump(mode="json")
+    job["run"]["threads"] = plan.resolved.threads
+    return job
+
+
+def _connect(plan: Plan) -> None:
+    run = plan.job.run
+    address = run.address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="warning")
+            return
+        cores = os.cpu_count() or 1
+        workers = run.workers if run.workers != "auto" else 1
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=max(cores, round(workers * cpus_per_worker(plan))),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            log_to_driver=False,
+            logging_level="warning",
+        )
+    except (ConnectionError, RayError, ValueError, TimeoutError, RuntimeError) as error:
+        where = f"run.address = {address!r}" if address else "run.executor = 'ray'"
+        raise RequestError(f"{where}: Ray does not start or answer: {' '.join(str(error).split())[:300]}") from error
+
+
+def _workers(plan: Plan) -> int:
+    asked = plan.job.run.workers
+    if asked != "auto":
+        return asked
+    each = gpus_per_worker(plan)
+    return max(1, int(ray.cluster_resources().get("GPU", 0) // each)) if each else 1
+
+
+def _refuse_what_cannot_fit(plan: Plan) -> None:
+    """A worker that fits on no node would be waited for until the end of days."""
+    needs = {"CPU": cpus_per_worker(plan), "GPU": gpus_per_worker(plan)}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(kind, 0) >= amount for kind, amount in needs.items() if amount) for node in nodes):
+        return
+    for kind, setting in (("GPU", "gpus_per_worker"), ("CPU", "cpus_per_worker")):
+        most = max((node.get(kind, 0) for node in nodes), default=0)
+        if needs[kind] > most:
+            raise RequestError(
+                f"run.{setting} = {needs[kind]:g}: no node of the cluster has that many; the largest has {most:g}"
+            )
+    raise RequestError(f"run: no single node of the cluster has {needs['CPU']:g} CPUs and {needs['GPU']:g} GPUs")
+
+
+def _run_name(plan: Plan) -> str:
+    return Path(plan.job.run.path.rstrip("/")).name or "run"
+
+
+def _reply(call: Any) -> Reply | Gone:
+    try:
+        reply: Reply = ray.get(call)
+        return reply
+    except ActorDiedError as error:
+        return Gone(reason=_why(error), blame=not _node_died(error), final=True)
+    except RayActorError as error:
+        return Gone(reason=_why(error), blame=not _node_died(error))
+    except RayError as error:
+        raise WorkError(f"Ray: {' '.join(str(error).split())[:300]}") from error
+
+
+def _node_died(error: RayActorError) -> bool:
+    return "node" in str(error).lower() and "died" in str(error).lower()
+
+
+def _why(error: RayActorError) -> str:
+    return "its process died: " + " ".join(str(error).split())[:200]
