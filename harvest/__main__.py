@@ -46,11 +46,10 @@ def plan(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
 def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
     """Runs a job, or resumes it where its ledger ends."""
     from harvest import show
-    from harvest.runtime import coordinate, progress
+    from harvest.runtime import coordinate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    observer = progress.Silent() if json else progress.Terminal() if sys.stderr.isatty() else progress.Log()
-    _print(show.run(coordinate.run(job, overrides=overrides or (), observer=observer)), json)
+    _print(show.run(coordinate.run(job, overrides=overrides or (), observer=_observer(json))), json)
 
 
 @app.command()
@@ -70,13 +69,19 @@ def verify(
 ) -> None:
     """Re-reads everything a run holds and compares it with the ledger."""
     from harvest import show
-    from harvest.errors import DamageError, NotBuiltError
+    from harvest.errors import DamageError
     from harvest.verify import verify_run
 
     if repair:
-        raise NotBuiltError("--repair: not built in this version")
-    report = verify_run(run)
-    _print(show.Shown(report.text, report.data), json)
+        from harvest.repair import repair_run  # loads what a run needs
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        mended = repair_run(run, observer=_observer(json))
+        _print(show.Shown(mended.text, mended.data), json)
+        report = mended.after
+    else:
+        report = verify_run(run)
+        _print(show.Shown(report.text, report.data), json)
     if report.damaged:
         first = next(finding for finding in report.findings if finding.damage)
         raise DamageError(f"{report.run}: {first}")
@@ -110,6 +115,13 @@ def report(run: RunFolder) -> None:
 def export(format: str, run: RunFolder, out: str) -> None:
     """Writes a run in another tool's format (not built in this version)."""
     _not_built(f"export {format}", run)
+
+
+def _observer(json: bool) -> Any:
+    """Who hears of the work: nobody, a person at a terminal, or a log."""
+    from harvest.runtime import progress
+
+    return progress.Silent() if json else progress.Terminal() if sys.stderr.isatty() else progress.Log()
 
 
 def _not_built(command: str, run: str) -> None:

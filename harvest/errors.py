@@ -29,7 +29,7 @@ class DocumentError(HarvestError):
 
 
 class MismatchError(HarvestError):
-    """What a batch gives is not what the document alone gives: no row of this run could be trusted."""
+    """A batch gives other rows than the document alone, or the data others than were harvested: neither can be trusted."""
 
 
 class WorkError(HarvestError):

@@ -18,10 +18,8 @@ from harvest.runtime.schedule import Schedule
 from harvest.shardcheck import bare
 from harvest.store import folder, layout
 from harvest.store.files import Files
-from harvest.store.ledger import Ledger, RunRecord
+from harvest.store.ledger import MENDS, Ledger, RunRecord
 from harvest.store.tables import parquet_bytes, statistics_table
-
-MENDS = "verify --repair writes it anew"
 
 
 def read_records(ledger: Ledger, findings: list[Finding]) -> list[ShardRecord]:
@@ -105,7 +103,7 @@ def _totals(files: Files, records: Sequence[ShardRecord], *, compare: bool) -> I
     try:
         told = Ledger(files).completion() or {}
     except DamageError as error:
-        yield _damaged(layout.COMPLETE, f"{bare(error)}; {MENDS}")
+        yield _damaged(layout.COMPLETE, bare(error))
         return
     found: dict[str, Any] = json.loads(json.dumps(summarise(records))) if compare else {}
     for key, value in found.items():

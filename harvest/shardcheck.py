@@ -176,21 +176,22 @@ class ShardCheck:
 
     def _pooled(self, pool: str, name: str, rows: int) -> StoredArray:
         """A pooled array that is there in full, with a row for each document that has some."""
-        spec = ArraySpec(rows=rows, width=self._run.plan["names"][name]["width"], dtype="float32")
-        array = StoredArray(self._files, self._record.attempt, layout.pooled_name(pool, name), spec)
+        return self._array(layout.pooled_name(pool, name), rows, self._run.plan["names"][name]["width"], "float32")
+
+    def _array(self, name: str, rows: int, width: int, dtype: str) -> StoredArray:
+        array = StoredArray(self._files, self._record.attempt, name, ArraySpec(rows=rows, width=width, dtype=dtype))
         for number in range(array.grid.objects):
             array.check_object(number)
+            array.check_index(number)
         return array
 
     def _scan(self, name: str, tokens: Tokens | None, kind: str | None, pools: Mapping[str, StoredArray]) -> Scan:
         plan = self._run.plan
-        spec = ArraySpec(
-            rows=self._record.rows, width=plan["names"][name]["width"], dtype=plan["resolved"]["store_dtype"]
-        )
-        array = StoredArray(self._files, self._record.attempt, name, spec)
-        if tokens is None or len(tokens["document"]) != spec.rows:
+        rows = self._record.rows
+        array = self._array(name, rows, plan["names"][name]["width"], plan["resolved"]["store_dtype"])
+        if tokens is None or len(tokens["document"]) != rows:
             return scan_rows(array, None, kind)
-        documents = 1 + int(np.count_nonzero(np.diff(tokens["document"]))) if spec.rows else 0
+        documents = 1 + int(np.count_nonzero(np.diff(tokens["document"]))) if rows else 0
         fitting = {pool: stored for pool, stored in pools.items() if stored.shape[0] == documents}
         return scan_rows(array, tokens["special"], kind, tokens["document"], fitting)
 

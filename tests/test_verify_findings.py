@@ -126,6 +126,16 @@ def test_every_single_flipped_byte_of_a_shard_is_found(tmp_path: Path) -> None:
     assert not verify_run(fake.path).damaged
 
 
+def test_an_index_that_disowns_a_chunk_is_found_though_the_checksum_of_the_object_holds(tmp_path: Path) -> None:
+    fake = write_run(tmp_path / "r", [[40]], {"mlp.1": 4}, chunk_bytes=160, object_bytes=320)
+    path = attempt(fake, 0) / "mlp.1/c.1.0"
+    data = path.read_bytes()
+    index = b"\xff" * 16 + data[-20:-4]
+    path.write_bytes(data[:-36] + index + int(google_crc32c.value(index)).to_bytes(4, "little"))
+    assert google_crc32c.value(path.read_bytes()) == google_crc32c.value(data)
+    assert only(verify_run(fake.path)).endswith("mlp.1/c.1.0: its chunk index is not the one that was written")
+
+
 def test_a_whole_attempt_that_is_gone_is_damage_and_does_not_stop_the_rest(tmp_path: Path) -> None:
     fake = write_run(tmp_path / "r")
     shutil.rmtree(attempt(fake, 0))

@@ -155,6 +155,16 @@ class StoredArray:
             raise DamageError(f"{self.files.url}/{path}: {size} bytes, expected {self.grid.object_bytes(number)}")
         return path
 
+    def check_index(self, number: int) -> None:
+        """Raises DamageError unless an object that is there in full ends with the index that belongs to it.
+
+        The checksum of the whole object cannot tell: an index that is followed by its own crc32c leaves it the same
+        whatever the index says, also "this chunk was never written".
+        """
+        path, size = f"{self.path}/{layout.object_name(number)}", self.grid.index_bytes
+        if self.files.read_range(path, self.grid.object_bytes(number) - size, size) != chunk_index(self.grid, number):
+            raise DamageError(f"{self.files.url}/{path}: its chunk index is not the one that was written")
+
     def object_rows(self, number: int) -> np.ndarray | None:
         """The rows of object `number`, [n, width], mapped read-only; None where the store cannot map."""
         if number not in self._mapped:

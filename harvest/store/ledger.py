@@ -18,6 +18,7 @@ from harvest.store.files import Files, naming_full_disk
 
 REMOTE_READERS = 16
 """Records fetched at a time from a store where each takes a round trip."""
+MENDS = "harvest verify --repair mends it"
 Record = TypeVar("Record")
 
 
@@ -112,10 +113,16 @@ class Ledger:
     def record(self, key: str) -> ShardRecord:
         """One record. Raises FileNotFoundError where the shard is not committed."""
         path = layout.record_path(key)
-        record = decode_record(_SHARD, self.files.read(path), f"{self.files.url}/{path}")
+        data = self.files.read(path)
+        try:
+            record = decode_record(_SHARD, data, f"{self.files.url}/{path}")
+        except DamageError as error:
+            raise DamageError(f"{error}; {MENDS}") from None
         attempt = layout.parse_attempt(record.attempt)
         if record.shard.key != key or attempt is None or attempt[0] != key:
-            raise DamageError(f"{self.files.url}/{path}: is about {record.shard.key}, attempt {record.attempt!r}")
+            raise DamageError(
+                f"{self.files.url}/{path}: is about {record.shard.key}, attempt {record.attempt!r}; {MENDS}"
+            )
         return record
 
     def _key(self, path: str) -> str:
@@ -160,9 +167,9 @@ class Ledger:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise DamageError(f"{where}: not JSON ({error})") from None
+            raise DamageError(f"{where}: not JSON ({error}); {MENDS}") from None
         if not isinstance(fields, dict):
-            raise DamageError(f"{where}: not an object")
+            raise DamageError(f"{where}: not an object; {MENDS}")
         check_format(fields, where)
         return fields
 

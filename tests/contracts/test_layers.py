@@ -41,6 +41,7 @@ LEVELS = {
     "shardcheck": 5,
     "runcheck": 5,
     "verify": 5,
+    "repair": 5,
     "show": 5,
     "schemas": 5,
     "__main__": 6,

@@ -96,7 +96,7 @@ def test_statistics_that_the_saved_sums_do_not_give_are_damage(
 def test_statistics_that_are_gone_or_torn_are_damage(path: Path) -> None:
     whole = (path / "statistics.parquet").read_bytes()
     (path / "statistics.parquet").unlink()
-    assert found(path) == ["damage: statistics.parquet: missing; verify --repair writes it anew"]
+    assert found(path) == ["damage: statistics.parquet: missing; harvest verify --repair mends it"]
     for data in (b"", whole[:-9], bytes([*whole[:40], whole[40] ^ 4, *whole[41:]])):
         (path / "statistics.parquet").write_bytes(data)
         (finding,) = found(path)
@@ -128,7 +128,7 @@ def test_a_torn_completion_is_damage_and_the_way_out_is_named(text: str, path: P
     (path / "complete.json").write_text(text)
     (finding,) = found(path)
     assert finding.startswith("damage: complete.json: ")
-    assert finding.endswith("verify --repair writes it anew")
+    assert finding.endswith("harvest verify --repair mends it")
 
 
 @pytest.mark.parametrize("pool", ["mean", "last", "max"])
