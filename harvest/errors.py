@@ -29,7 +29,7 @@ class DocumentError(HarvestError):
 
 
 class MismatchError(HarvestError):
-    """A batch gives other rows than the document alone, or the data others than were harvested: neither can be trusted."""
+    """A batch gives other rows than the document alone, or the data other rows than were harvested."""
 
 
 class WorkError(HarvestError):
