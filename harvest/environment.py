@@ -9,6 +9,7 @@ import platform
 import torch
 
 import harvest
+from harvest.config import ModelSettings
 
 
 def allow_open_files() -> None:
@@ -21,14 +22,16 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def environment(device: str, threads: int) -> dict[str, str]:
-    """What the last bits depend on besides the job: hardware, libraries, threads."""
+def environment(device: str, threads: int, model: ModelSettings) -> dict[str, str]:
+    """What the last bits depend on besides the job: hardware, threads, libraries, and of these the ones it asks for."""
+    asked = {"accelerate": model.device_map, "bitsandbytes": model.quantization, "peft": model.adapter}
     return {
         "harvest": harvest.__version__,
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "threads": str(threads),
+        **{library: importlib.metadata.version(library) for library, setting in asked.items() if setting is not None},
     }
 
 

@@ -104,6 +104,8 @@ def make_plan(
     Raises RequestError for whatever cannot work, cheapest checks first and before any weight is loaded.
     """
     refuse_unbuilt(job)
+    if model is not None:
+        _refuse_loading(job)
     spans = [job.data.spans] if job.data.spans is not None else []
     source = open_source(job.data, list(dict.fromkeys([job.data.column, *spans, *(job.data.keep or ())])), data)
     found = _describe(job, model, tokenizer)
@@ -183,6 +185,15 @@ def refuse_unbuilt(job: Job) -> None:
             raise NotBuiltError(f"{key} = {value!r}: not built in this version; {allowed}")
 
 
+def _refuse_loading(job: Job) -> None:
+    for setting in ("adapter", "quantization", "device_map"):
+        asked = getattr(job.model, setting)
+        if asked is not None:
+            raise RequestError(
+                f"model.{setting} = {asked!r}: a model object is given, which is taken as it is; leave it out"
+            )
+
+
 # ---- one decision each -------------------------------------------------------------------------------------------
 
 
@@ -203,13 +214,15 @@ class _Model:
     weight_bytes: int
     packing_obstacle: str | None
     """Why windows packed in one row would see each other; None where they do not."""
+    batch_obstacle: str | None
+    """Why even windows in rows of their own would; None where they do not."""
     tokenizer: Any
     fingerprint: Mapping[str, str]
 
 
 def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import fingerprint, lengths, load, packing, sites
+    from harvest.model import fingerprint, lengths, load, packing, quantization, sites
 
     if model is not None and not hasattr(model, "config"):
         raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
@@ -220,17 +233,20 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     if tokenizer is None and (model is None or job.tokens.tokenizer is not None):
         tokenizer = load.load_tokenizer(job.model, job.tokens.tokenizer)
     dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
+    device = load.resolve_device(job.model) if model is None else load.device_of(model)
+    quantization.refuse_quantization(job.model, config, device)
     return _Model(
         config=config,
         names=names,
         context=context,
         switches=tuple(lengths.switches(config.get_text_config(), context)),
         dtype=dtype,
-        device=load.resolve_device(job.model) if model is None else load.device_of(model),
+        device=device,
         attention=str(skeleton.config._attn_implementation),
         vocab_size=skeleton.get_input_embeddings().num_embeddings,
-        weight_bytes=load.weight_bytes(skeleton, dtype),
+        weight_bytes=load.weight_bytes(skeleton, dtype, job.model.quantization),
         packing_obstacle=packing.obstacle(skeleton),
+        batch_obstacle=packing.INT8 if job.model.quantization == "int8" else packing.outliers_of_the_batch(config),
         tokenizer=tokenizer,
         fingerprint={
             "model": fingerprint.of_checkpoint(job.model) if model is None else fingerprint.of_model(model),
@@ -248,6 +264,12 @@ def _tokeniser(job: Job, model: _Model) -> Tokeniser:
         capture=job.capture,
         context=model.context,
         vocab_size=model.vocab_size,
+        bos_id=_token_id(model.config, "bos"),
+        eos_id=_token_id(model.config, "eos"),
+        special_ids=_special_ids(model.config),
+    )
+
+
 def _refuse_unknown_spans(job: Job, source: Source, tokeniser: Tokeniser) -> None:
     """A misspelt role would skip every chat; one that the first documents have is a role, however odd."""
     met = span_names(source, tokeniser) if tokeniser.doubtful_spans else frozenset()
@@ -259,14 +281,15 @@ def _refuse_unknown_spans(job: Job, source: Source, tokeniser: Tokeniser) -> Non
             )
 
 
-        bos_id=_token_id(model.config, "bos"),
-        eos_id=_token_id(model.config, "eos"),
-        special_ids=_special_ids(model.config),
-    )
-
-
 def _batching(job: Job, model: _Model) -> str:
-    """`auto` is `sorted` on every model and device: true for all of them, and the rows are padded but little."""
+    """`auto` is `sorted` where that is true, which is nearly everywhere, and the rows are padded but little."""
+    if model.batch_obstacle is not None:
+        if job.tokens.batching != "auto":
+            raise RequestError(
+                f"tokens.batching = {job.tokens.batching!r}: {model.batch_obstacle}, so that documents would see each "
+                "other; allowed is 'auto', which runs them one by one"
+            )
+        return "single"
     if job.tokens.batching == "packed" and model.packing_obstacle is not None:
         raise RequestError(
             f"tokens.batching = 'packed': {model.packing_obstacle}, so packed documents would see each other; "

@@ -180,7 +180,7 @@ class ShardWork:
             cut=text.cut,
             cursor=text.cursor,
             self_check=self.self_check,
-            environment=environment(self._plan.resolved.device, self._plan.resolved.threads),
+            environment=environment(self._plan.resolved.device, self._plan.resolved.threads, self._plan.job.model),
             seconds={stage: round(seconds, 6) for stage, seconds in self.seconds.items()},
         )
 

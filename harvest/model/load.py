@@ -20,6 +20,7 @@ from harvest.errors import RequestError
 from harvest.model.architectures import is_encoder, unused_positions
 from harvest.model.checkpoint import locate, one_clear_line, pinned, reach
 from harvest.model.gguffile import read_once
+from harvest.model.quantization import BYTES, packed_weights, quantization_arguments
 from harvest.model.spread import input_device
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
@@ -72,10 +73,12 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) ->
             trust_remote_code=settings.trust_remote_code,
             **checkpoint.arguments,
             **_attention(settings),
+            **quantization_arguments(settings, DTYPES[dtype], device),
             **_options(settings),
         )
     _refuse_made_up_weights(model, loading["missing_keys"], settings.name)
-    return (model.to(device) if settings.device_map is None else model).eval()
+    placed = settings.device_map is not None or settings.quantization is not None
+    return (model if placed else model.to(device)).eval()
 
 
 def _options(settings: ModelSettings) -> dict[str, Any]:
@@ -181,7 +184,8 @@ def device_of(model: Any) -> str:
     return str(input_device(model))
 
 
-def weight_bytes(model: Any, dtype: str) -> int:
-    """Bytes of a model's parameters in `dtype`; works on a skeleton."""
+def weight_bytes(model: Any, dtype: str, quantization: str | None = None) -> int:
+    """Bytes of a model's parameters in `dtype`, or packed as `model.quantization` says; works on a skeleton."""
     values: int = sum(parameter.numel() for parameter in model.parameters())
-    return values * DTYPES[dtype].itemsize
+    packed = 0 if quantization is None else packed_weights(model)
+    return (values - packed) * DTYPES[dtype].itemsize + int(packed * BYTES.get(quantization or "", 0.0))

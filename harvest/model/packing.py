@@ -13,6 +13,7 @@ from harvest.model.architectures import architecture_of, config_of, needs_mask
 MASKED_FROM_POSITIONS = ("eager", "sdpa")
 """Attention implementations in which the block-diagonal mask is tested."""
 _BLIND = "its attention mask does not follow the positions"
+INT8 = "bitsandbytes' int8 rounds a token by the largest values of all tokens of a forward"
 LEAKING = {
     "bloom": _BLIND,
     "gpt_oss": _BLIND,
@@ -23,6 +24,17 @@ LEAKING = {
     "qwen2_5_vl_text": "its positions have three dimensions",
 }
 """By the `model_type` of the config that describes the text model."""
+
+
+def outliers_of_the_batch(config: Any) -> str | None:
+    """Why every window of a model must run by itself and unpadded; None where it may share a forward with others.
+
+    `config` may be of a quantized checkpoint or of a model that was quantized while it was loaded.
+    """
+    given = getattr(config, "quantization_config", None)
+    settings = given if isinstance(given, dict) else getattr(given, "__dict__", {})
+    in_int8 = settings.get("load_in_8bit") or settings.get("_load_in_8bit")
+    return INT8 if in_int8 and settings.get("llm_int8_threshold", 6.0) > 0 else None
 
 
 def obstacle(model: Any) -> str | None:

@@ -15,6 +15,7 @@ from torch import nn
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, config_of
 from harvest.model.lengths import switches
+from harvest.model.packing import outliers_of_the_batch
 from harvest.model.spread import input_device
 from harvest.model.watch import takes
 
@@ -67,6 +68,10 @@ class Sequences:
         self._fit(vocabulary, _learned_positions(runs, config, embedding))
         device = input_device(runs)
         real_BT = self.real.to(device)
+        if (reason := outliers_of_the_batch(model.config)) and not (self.single and real_BT.all()):
+            raise RequestError(
+                f"input_ids: {len(self.ids)} padded or several sequences: {reason}; allowed is one, unpadded"
+            )
         if real_BT.all():
             return {"input_ids": self.ids.to(device)}
         inputs = {"input_ids": self.ids.to(device).masked_fill(~real_BT, filler)}  # what stood there need be no id

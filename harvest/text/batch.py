@@ -58,11 +58,19 @@ def pack_windows(
         yield _sort_window(stretch, _packed(stretch, longest), tokens_per_batch, length_step, [longest], packed=True)
 
 
+def single_windows(windows: Sequence[Window], *, tokens_per_batch: int, rows_per_window: int) -> Iterator[SortWindow]:
+    """As `sort_windows`, with every window in a batch of its own, unpadded; `tokens_per_batch` is not asked."""
+    return sort_windows(windows, tokens_per_batch=1, rows_per_window=rows_per_window, length_step=1)
+
+
 def batching_of(name: str, switches: Sequence[int] = ()) -> Batching:
     """How windows become batches under `tokens.batching`; those of `concatenated` are cut from a stream.
 
-    `packed` is not for models with `switches`, which the plan refuses.
+    `packed` is not for models with `switches`, which the plan refuses; `single` is what `auto` stands for where the
+    windows of a forward see one another whatever keeps them apart.
     """
+    if name == "single":
+        return single_windows
     return pack_windows if name == "packed" else functools.partial(sort_windows, switches=switches)
 
 
