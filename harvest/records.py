@@ -163,10 +163,10 @@ class ShardText:
     """Where a reader of the next slice may go on (JSON); None where it seeks by itself."""
     cut: bool
     """`data.limit` or `data.max_tokens` ended the shard early."""
-
-
     span_documents: Mapping[str, int] = field(default_factory=dict)
     """Span that `capture.positions` names -> documents with a token in it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One forward: B rows of one window, or of several packed behind one another, padded on the right to T tokens."""
@@ -247,8 +247,6 @@ class ShardRecord:
     """Tokens that the model read."""
     non_finite: Mapping[str, int]
     """Name -> values that are NaN or infinite; names without any are left out."""
-    zero_rows: Mapping[str, int]
-    """Name -> rows that are zero throughout; names without any are left out."""
     non_finite_documents: int = 0
     """Documents with such a value in some name; the documents table says which."""
     span_documents: Mapping[str, int] = field(default_factory=dict)
