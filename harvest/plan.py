@@ -170,7 +170,6 @@ def refuse_unbuilt(job: Job) -> None:
         ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
         ("store.compression", job.store.compression != "none", "allowed is 'none'"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
-        ("model.adapter", job.model.adapter is not None, "leave it out"),
     ]
     if not (job.capture.store or job.capture.pool or job.statistics.moments):
         raise RequestError(
@@ -222,7 +221,7 @@ class _Model:
 
 def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import fingerprint, lengths, load, packing, quantization, sites
+    from harvest.model import adapter, fingerprint, lengths, load, packing, quantization, sites
 
     if model is not None and not hasattr(model, "config"):
         raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
@@ -235,6 +234,7 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
     device = load.resolve_device(job.model) if model is None else load.device_of(model)
     quantization.refuse_quantization(job.model, config, device)
+    adapter.refuse_adapter(job.model, skeleton)
     return _Model(
         config=config,
         names=names,
@@ -251,6 +251,7 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
         fingerprint={
             "model": fingerprint.of_checkpoint(job.model) if model is None else fingerprint.of_model(model),
             "tokenizer": fingerprint.of_tokenizer(tokenizer),
+            **({} if job.model.adapter is None else {"adapter": fingerprint.of_adapter(job.model.adapter)}),
         },
     )
 

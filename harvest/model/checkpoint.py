@@ -59,6 +59,11 @@ def locate(name: str, revision: str = "main", setting: str = "model.name") -> Ch
             raise RequestError(f"{setting} = {name!r}: no such file")
         return Checkpoint(where=str(path.parent), gguf_file=path.name, revision=None)
     if path.is_dir():
+        if (path / "adapter_config.json").is_file() and setting == "model.name":
+            raise RequestError(
+                f"{setting} = {name!r}: the folder has an adapter_config.json; an adapter goes into model.adapter, and "
+                "model.name is its base model"
+            )
         if not (path / "config.json").is_file() and setting == "model.name":
             raise RequestError(f"{setting} = {name!r}: the folder has no config.json, so it is no checkpoint")
         return Checkpoint(where=str(path), gguf_file=None, revision=None)
@@ -106,6 +111,17 @@ def reach(checkpoint: Checkpoint, files: tuple[str, ...], setting: str) -> None:
             f"{setting} = {checkpoint.where!r}: no such folder or file, not in the hub's cache on this machine, and "
             f"the hub cannot be reached ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         ) from error
+
+
+def downloaded(checkpoint: Checkpoint, files: tuple[str, ...]) -> Path:
+    """The folder in the hub's cache that has these files of one commit, fetched where they are not there."""
+    from huggingface_hub import hf_hub_download
+
+    first, *others = files
+    folder = Path(hf_hub_download(checkpoint.where, first, revision=checkpoint.revision)).parent
+    for file in others:
+        hf_hub_download(checkpoint.where, file, revision=folder.name)
+    return folder
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import torch
 
 from harvest.config import ModelSettings
 from harvest.errors import RequestError
+from harvest.model.adapter import FILES as ADAPTER_FILES
+from harvest.model.adapter import adapter_folder
 from harvest.model.checkpoint import commit_of, locate
 from harvest.model.spread import weight_of
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
 """Files of a model folder that its fingerprint covers."""
+OF_TRAINING = ("base_model_name_or_path", "inference_mode", "peft_version", "revision")
+"""Settings of an adapter that say nothing about what it computes."""
 
 
 def of_checkpoint(settings: ModelSettings) -> str:
@@ -33,9 +38,17 @@ def of_checkpoint(settings: ModelSettings) -> str:
         return f"commit:{commit}"
     if checkpoint.local.is_file():
         return f"blake2b:{content_hash(checkpoint.local)}"
-    files = sorted({file for pattern in WEIGHTS for file in checkpoint.local.glob(pattern)})
+    return _of_files({file for pattern in WEIGHTS for file in checkpoint.local.glob(pattern)})
+
+
+def of_adapter(name: str) -> str:
+    """Changes when the content of `model.adapter` does."""
+    return _of_files(adapter_folder(name) / file for file in ADAPTER_FILES)
+
+
+def _of_files(files: Iterable[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for file in files:
+    for file in sorted(files):
         digest.update(f"{file.name}\0{content_hash(file)}\0".encode())
     return f"blake2b:{digest.hexdigest()}"
 
@@ -44,12 +57,20 @@ def of_model(model: Any) -> str:
     """The same for a model object of the caller's: a hash over its class, names, dtypes and values."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(type(model).__name__.encode())
+    digest.update(str(getattr(model, "active_adapter", "")).encode())  # of a PeftModel; no attribute of other models
+    for adapter, settings in sorted(getattr(model, "peft_config", {}).items()):
+        held = {key: value for key, value in settings.to_dict().items() if key not in OF_TRAINING}
+        digest.update(f"{adapter}\0{json.dumps(held, sort_keys=True, default=_in_order)}\0".encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         value: Any = weight_of(model, name) if tensor.is_meta else tensor
         flat = value.detach().cpu().contiguous().flatten()
         digest.update(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
     return f"object:{digest.hexdigest()}"
+
+
+def _in_order(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else str(value)
 
 
 def of_tokenizer(tokenizer: Any) -> str:

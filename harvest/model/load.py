@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from harvest.config import ModelSettings
 from harvest.errors import RequestError
+from harvest.model.adapter import adapted
 from harvest.model.architectures import is_encoder, unused_positions
 from harvest.model.checkpoint import locate, one_clear_line, pinned, reach
 from harvest.model.gguffile import read_once
@@ -56,7 +57,9 @@ def _auto_class(config: Any) -> Any:
 
 
 def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) -> Any:
-    """The model in eval mode on `device`, or where `model.device_map` puts it, in `dtype` (float32, bfloat16, float16).
+    """The model, with its adapter in it, in eval mode on `device` or where `model.device_map` puts it.
+
+    Its dtype is `dtype`: float32, bfloat16 or float16.
 
     `config` is that of `load_config`.
 
@@ -78,7 +81,7 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) ->
         )
     _refuse_made_up_weights(model, loading["missing_keys"], settings.name)
     placed = settings.device_map is not None or settings.quantization is not None
-    return (model if placed else model.to(device)).eval()
+    return adapted(model if placed else model.to(device), settings).eval()
 
 
 def _options(settings: ModelSettings) -> dict[str, Any]:

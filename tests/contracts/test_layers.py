@@ -59,7 +59,7 @@ HOMES = {
     "typer": ["__main__.py"],
     "rich": ["runtime/progress.py"],
     "fsspec": ["store/", "source/"],
-    "safetensors": ["reduce/base.py", "model/cache.py"],
+    "safetensors": ["reduce/base.py", "model/cache.py", "model/adapter.py"],
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -194,7 +194,7 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
         (["tokens.batching=stacked"], ("tokens.batching", "stacked", "packed")),
         (['capture.pool=["median"]'], ("capture.pool", "median", "mean")),
         (["statistics.covariance=true"], ("statistics.covariance", "not built")),
-        (["model.adapter=x"], ("model.adapter", "not built")),
+        (["model.adapter=/nowhere"], ("model.adapter", "/nowhere")),
         (["store.memory_gb=0.001"], ("store.memory_gb", "0.001")),
         (["capture.store=false", "statistics.moments=false"], ("capture.store",)),
         (["capture.layers"], ("--set", "key.sub=value")),
