@@ -49,7 +49,10 @@ def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
     from harvest.runtime import coordinate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _print(show.run(coordinate.run(job, overrides=overrides or (), observer=_observer(json))), json)
+    found = coordinate.run(job, overrides=overrides or (), observer=_observer(json))
+    _print(show.run(found), json)
+    for warning in show.warnings(found):
+        print(f"harvest: warning: {warning}", file=sys.stderr, flush=True)
 
 
 @app.command()

@@ -14,6 +14,10 @@ from harvest.store.files import Files
 from harvest.store.ledger import Ledger
 from harvest.store.tables import parquet_bytes, statistics_table
 
+COUNTS = ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens", "non_finite_documents")
+TABLES = ("skipped", "non_finite", "zero_rows", "span_documents", "seconds")
+"""Fields of a record that are added up, the latter key by key."""
+
 
 def write_results(files: Files) -> dict[str, Any]:
     """Writes statistics.parquet, then complete.json; returns the totals. Call it with the lease held.
@@ -67,15 +71,13 @@ def _states_path(files: Files, record: ShardRecord) -> str:
 
 def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
     """Totals over commit records: the count of record, never taken from metrics."""
-    total: dict[str, Any] = dict.fromkeys(
-        ("shards", "documents", "rows", "tokens", "dropped_tokens", "forward_tokens", "bytes"), 0
-    )
-    tables: dict[str, dict[str, float]] = {"skipped": {}, "non_finite": {}, "zero_rows": {}, "seconds": {}}
+    total: dict[str, Any] = dict.fromkeys(("shards", *COUNTS, "bytes"), 0)
+    tables: dict[str, dict[str, float]] = {key: {} for key in TABLES}
     environments: list[Mapping[str, str]] = []
     checks: dict[str, float] = {}
     for record in records:
         total["shards"] += 1
-        for key in ("documents", "rows", "tokens", "dropped_tokens", "forward_tokens"):
+        for key in COUNTS:
             total[key] += getattr(record, key)
         total["bytes"] += sum(item.bytes for item in record.objects.values())
         for key, table in tables.items():

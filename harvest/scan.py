@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from harvest.activations import as_tensor
 from harvest.reduce.base import Block, Reduction, StateFile
@@ -35,6 +36,8 @@ class Scan:
     sums: Any
     non_finite: int
     """NaN and infinite values."""
+    odd: np.ndarray
+    """bool [n]: the row has one of them."""
     zero: np.ndarray
     """bool [n]: the row is zero throughout."""
     same: np.ndarray
@@ -68,7 +71,7 @@ def scan_rows(
     flags = np.zeros(n, bool) if special is None else special
     sums = reduction.zero()
     pooled = _Pools(pools or {}, width)
-    zero, same, flat = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
+    odd, zero, same, flat = (np.zeros(n, bool) for _ in range(4))
     step = max(1, SCAN_BYTES // (width * array.numpy_dtype.itemsize))
     last = None
     for start in range(0, n, step):
@@ -77,7 +80,9 @@ def scan_rows(
         rows = as_tensor(raw, array.dtype)
         nowhere = np.zeros(stop - start, np.int64)  # these sums do not ask where a row is from
         block = Block(rows=rows, special=flags[start:stop], document=nowhere, position=nowhere.astype(np.int32))
-        sums = reduction.update(sums, block)
+        before, sums = sums.non_finite_values, reduction.update(sums, block)
+        if sums.non_finite_values != before:
+            odd[start:stop] = ~torch.isfinite(rows).all(dim=1).numpy()
         if pools and document is not None:
             pooled.compare(pooled.pool.update(rows, document[start:stop]))
         bits = raw.view(f"u{raw.itemsize}")
@@ -85,7 +90,14 @@ def scan_rows(
         last = bits[-1].copy()
     pooled.compare(pooled.pool.finish())
     return Scan(
-        kind=kind, sums=sums, non_finite=sums.non_finite_values, zero=zero, same=same, flat=flat, pools=pooled.wrong
+        kind=kind,
+        sums=sums,
+        non_finite=sums.non_finite_values,
+        odd=odd,
+        zero=zero,
+        same=same,
+        flat=flat,
+        pools=pooled.wrong,
     )
 
 

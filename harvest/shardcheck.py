@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 
 import google_crc32c
@@ -21,6 +21,7 @@ from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
 from harvest.store.tables import StoredTable, keys_digest, tokens_schema
+from harvest.text.reasons import NON_FINITE
 
 READ_BYTES = 8 << 20
 """Of an object, at a time."""
@@ -39,6 +40,8 @@ class ShardCheck:
         self._path = layout.attempt_path(record.attempt)
         self._pools: tuple[str, ...] = tuple(run.job.get("capture", {}).get("pool") or ())
         self._broken: set[str] = set()
+        self._odd: set[int] | None = None
+        """Documents that are listed with values that are no finite numbers; None without a sound table."""
 
     def findings(self, threads: Executor) -> Iterator[Finding]:
         """Everything about the shard, cheapest first; objects and names are spread over `threads`."""
@@ -123,9 +126,21 @@ class ShardCheck:
         ids, rows = table.column("document").to_numpy(), table.column("rows").to_numpy()
         statuses = zip(table.column("status").to_pylist(), table.column("reason").to_pylist())
         skipped = Counter(reason or "" for status, reason in statuses if status == "skipped")
+        stored = zip(ids.tolist(), rows.tolist(), table.column("reason").to_pylist())
+        self._odd = {i for i, count, reason in stored if count and (reason or "").endswith(NON_FINITE)}
         record, first = self._record, self._record.shard.file * DOCUMENTS_PER_FILE
-        told = {"documents": record.documents, "rows": record.rows, "skipped": dict(record.skipped)}
-        found = {"documents": len(ids), "rows": int(rows.sum()), "skipped": dict(skipped)}
+        told = {
+            "documents": record.documents,
+            "rows": record.rows,
+            "skipped": dict(record.skipped),
+            f"documents with {NON_FINITE}": record.non_finite_documents,
+        }
+        found = {
+            "documents": len(ids),
+            "rows": int(rows.sum()),
+            "skipped": dict(skipped),
+            f"documents with {NON_FINITE}": len(self._odd),
+        }
         for key, value in found.items():
             if value != told[key]:
                 yield self._finding(layout.DOCUMENTS, f"{key}: {value}, the ledger says {told[key]}")
@@ -162,6 +177,7 @@ class ShardCheck:
                 yield self._finding(inside, bare(error))
                 return
             yield from self._counts(name, inside, scan)
+            yield from self._non_finite(inside, scan, tokens)
             yield from self._degenerate(inside, scan, tokens)
             for pool, row in scan.pools.items():
                 what = f"row {row} is not what the stored rows of its document give"
@@ -201,6 +217,16 @@ class ShardCheck:
             if found != said:
                 yield self._finding(inside, f"{found} {what}, the ledger says {said}")
 
+    def _non_finite(self, inside: str, scan: Scan, tokens: Tokens | None) -> Iterator[Finding]:
+        """Worth knowing, and damage where the documents table keeps it to itself."""
+        if tokens is None or len(tokens["document"]) != len(scan.odd) or not scan.odd.any():
+            return
+        found = np.unique(tokens["document"][scan.odd]).tolist()
+        yield self._finding(inside, f"{NON_FINITE} in document {_listed(found)}", damage=False)
+        unlisted = [] if self._odd is None else sorted({*found} - self._odd)
+        if unlisted:
+            yield self._finding(layout.DOCUMENTS, f"not listed with {NON_FINITE}: document {_listed(unlisted)}")
+
     def _degenerate(self, inside: str, scan: Scan, tokens: Tokens | None) -> Iterator[Finding]:
         """Documents that a broken capture may have left: nothing but zeros, or the same row for every token."""
         if tokens is None or not len(tokens["document"]) or len(tokens["document"]) != len(scan.zero):
@@ -214,9 +240,12 @@ class ShardCheck:
         for which, what in ((zero, "all rows are zero"), (constant & ~zero, "all rows are the same or constant")):
             found = ids[which].tolist()
             if found:
-                more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-                listed = ", ".join(map(str, found[:MOST_LISTED]))
-                yield self._finding(inside, f"{what} in document {listed}{more}", damage=False)
+                yield self._finding(inside, f"{what} in document {_listed(found)}", damage=False)
+
+
+def _listed(documents: Sequence[int]) -> str:
+    more = f" and {len(documents) - MOST_LISTED} more" if len(documents) > MOST_LISTED else ""
+    return ", ".join(map(str, documents[:MOST_LISTED])) + more
 
 
 def bare(error: DamageError) -> str:

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from harvest.plan import Plan
     from harvest.reader import Run
 
+ENDS = {"float16": 65504}
+"""Dtype of a forward -> its largest number, where models outgrow it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -65,9 +68,36 @@ def run(run: Run) -> Shown:
         ("speed", _speed(summary)),
         ("self-check", _self_check(summary["self_check"])),
     ]
+    if summary["span_documents"]:
+        found = [f"{name}: {_plural(count, 'document')}" for name, count in summary["span_documents"].items()]
+        rows.append(("spans", ", ".join(found)))
     if summary["non_finite"]:
-        rows.append(("non-finite", _few([f"{name}: {count:,}" for name, count in summary["non_finite"].items()])))
+        rows.append(("non-finite", _non_finite(summary)))
     return Shown(_table(rows), {"run": run.path, "names": run.names, **summary})
+
+
+def warnings(run: Run) -> list[str]:
+    """What a finished run should not keep to itself, a line each."""
+    summary, dtype = run.summary(), run.record.plan["resolved"]["dtype"]
+    lines = [
+        f"capture.positions: no document has a token in span {name!r}"
+        for name, count in summary["span_documents"].items()
+        if not count
+    ]
+    if summary["non_finite"]:
+        lines.append(f"values that are no finite numbers: {_non_finite(summary)}; documents() names them{_end(dtype)}")
+    return lines
+
+
+def _end(dtype: str) -> str:
+    if dtype not in ENDS:
+        return ""
+    return f"; model.dtype = {dtype!r} ends at {ENDS[dtype]}, 'bfloat16' and 'float32' do not"
+
+
+def _non_finite(summary: Mapping[str, Any]) -> str:
+    found = _few([f"{name}: {count:,}" for name, count in summary["non_finite"].items()])
+    return f"{found}, in {_plural(summary['non_finite_documents'], 'document')}"
 
 
 def _dropped(tokens: int) -> str:
@@ -98,6 +128,7 @@ def status(status: Mapping[str, Any]) -> Shown:
         ("documents", f"{status['documents']:,} of {_count(status['expected_documents'])}"),
         ("skipped", ", ".join(f"{count:,} {reason}" for reason, count in status["skipped"].items()) or "none"),
         ("rows", f"{status['rows']:,}"),
+        ("non-finite", _non_finite(status) if status["non_finite"] else "none"),
         ("tokens", _tokens(status)),
         ("bytes", _bytes(status["bytes"])),
         ("forward", _forward(status)),

@@ -170,13 +170,15 @@ def _write_shard(
     for name, rows in arrays.items():
         if store:
             writer.append(name, (rows.view(torch.int16) if dtype == "bfloat16" else rows).numpy().view(_stored(dtype)))
+    odd = {int(i) for rows in arrays.values() for i in columns.document[~rows.isfinite().all(dim=1).numpy()]}
+    first = shard.file * DOCUMENTS_PER_FILE + shard.start
     documents = [
         DocumentRow(
-            document=shard.file * DOCUMENTS_PER_FILE + shard.start + i,
+            document=first + i,
             tokens=n,
             rows=n,
             status="stored" if n else "skipped",
-            reason=None if n else "empty",
+            reason="empty" if not n else "non-finite values" if first + i in odd else None,
             kept={"label": str(i % 2)},
         )
         for i, n in enumerate(lengths)
@@ -195,6 +197,7 @@ def _write_shard(
         tokens=len(columns),
         dropped_tokens=0,
         forward_tokens=len(columns),
+        non_finite_documents=len(odd),
         non_finite={name: s.non_finite_values for name, s in states.items() if s.non_finite_values},
         zero_rows={name: s.zero_rows for name, s in states.items() if s.zero_rows},
         objects=writer.close(),

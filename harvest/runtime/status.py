@@ -43,6 +43,7 @@ def status_of(path: str) -> dict[str, Any]:
         "tokens": totals["tokens"],
         "bytes": totals["bytes"],
         "non_finite": totals["non_finite"],
+        "non_finite_documents": totals["non_finite_documents"],
         "tokens_per_forward_second": round(totals["forward_tokens"] / forward, 1) if forward else None,
         "worker": None
         if holder is None or not alive
