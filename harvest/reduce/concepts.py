@@ -73,8 +73,11 @@ class Concepts:
         return ConceptState()
 
     def update(self, state: ConceptState, rows: torch.Tensor, labels: Labels) -> ConceptState:
-        """A new state with read states [n, d] of any float dtype added. Raises RequestError for a pair's third row."""
-        return self.merge(state, _block_state(rows, labels)) if len(labels) else state
+        """A new state with read states [n, d] of any float dtype added, on whatever device they are.
+
+        Raises RequestError for a pair's third row.
+        """
+        return self.merge(state, _block_state(rows.detach().cpu(), labels)) if len(labels) else state
 
     def merge(self, first: ConceptState, second: ConceptState) -> ConceptState:
         """The state of both; pairs that come together now are added. Raises RequestError for a pair's third row."""

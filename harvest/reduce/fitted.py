@@ -53,12 +53,10 @@ def fit(examples: Examples, mode: str, unmatched: str = "error") -> Direction:
     if found.vector is None:
         return undefined(mode, found.why, counts)
     a, b = examples.sums
-    raw, apart = found.vector, a.mean - b.mean
-    if mode != "leace":
-        unit = found.vector / norm(found.vector)
-        raw = unit * abs(float(unit @ apart))
-        if not norm(raw):
-            return undefined(mode, "the groups have the same mean along it", counts)
+    unit = found.vector / norm(found.vector)
+    raw = unit * abs(float(unit @ (a.mean - b.mean)))  # of leace, which removes the means' difference, that itself
+    if not norm(raw):
+        return undefined(mode, "the groups have the same mean along it", counts)
     given = defined(mode, raw, counts, a=a, b=b)
     return replace(given, fit=dict(found.found), eraser=found.eraser)
 

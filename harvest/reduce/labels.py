@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,9 @@ def as_rows(states: Any, dim: int | None = None) -> torch.Tensor:
         if not np.issubdtype(array.dtype, np.floating):
             raise RequestError(f"states: {array.dtype}; allowed are floating-point numbers")
         exact = array.dtype.newbyteorder("=") in (np.float16, np.float32, np.float64)
-        rows = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=") if exact else np.float64))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that the array cannot be written to: nobody will
+            rows = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=") if exact else np.float64))
     if not rows.is_floating_point():
         raise RequestError(f"states: {rows.dtype}; allowed are floating-point numbers")
     if rows.ndim == 1 and not len(rows) and dim is not None:

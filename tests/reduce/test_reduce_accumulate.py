@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,29 @@ def test_further_dimensions_are_flattened_and_a_square_batch_is_no_exception() -
     flat = harvest.concept_direction(rows, groups, weights)
     deep = harvest.concept_direction(torch.from_numpy(rows).reshape(6, 2, 3), groups, weights)
     np.testing.assert_array_equal(deep.raw, flat.raw)
+
+
+def test_tensors_with_gradients_read_only_and_foreign_arrays_and_lists_are_all_taken() -> None:
+    rows, groups, weights, _ = data()
+    exact = harvest.concept_direction(rows.astype(np.float64), groups, weights).raw
+    locked = rows.copy()
+    locked.setflags(write=False)
+    with torch.inference_mode():
+        inferred = torch.from_numpy(rows) * 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for states in (
+            torch.from_numpy(rows).requires_grad_(),
+            inferred,
+            locked,
+            rows[::-1][::-1],
+            rows.astype(">f4"),
+            np.asfortranarray(rows),
+            rows.astype(np.longdouble),
+            rows.tolist(),
+        ):
+            found = harvest.concept_direction(states, torch.from_numpy(groups), weights.tolist())
+            np.testing.assert_array_equal(found.raw, exact)
 
 
 def test_unknown_groups_are_refused_by_row_or_counted() -> None:

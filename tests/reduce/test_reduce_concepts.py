@@ -356,6 +356,24 @@ def test_identical_groups_are_no_difference_whatever_rounding_did_to_them() -> N
     assert harvest.concept_direction(np.r_[rows, noisy + 0.01], [0] * 5 + [1] * 5).status == "ok"
 
 
+def test_single_rows_that_differ_by_rounding_are_no_difference_in_their_dtype() -> None:
+    row = (np.random.default_rng(20).normal(size=64) * 1000).astype(np.float32)
+    near = np.nextafter(row, np.float32(np.inf))
+    assert "no difference" in harvest.concept_direction(np.stack([near, row]), [0, 1]).status
+    assert harvest.concept_direction(np.stack([near, row]).astype(np.float64), [0, 1]).status == "ok"
+    assert (
+        "the mean of A is zero"
+        in harvest.concept_direction([[0.1], [0.2], [-0.3]], [0] * 3, mode="single_group").status
+    )
+
+
+def test_rows_that_wait_in_vain_add_up_to_the_same_bits_in_any_order() -> None:
+    rows = np.random.default_rng(21).normal(size=(30, 4))
+    parts = [block(rows[i : i + 1], [i % 2], None, [i]) for i in range(30)]
+    one, two = (of_sums(SUMS.merge_all(order), "mean_difference").raw for order in (parts, parts[::-1]))
+    assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
 def test_differences_of_float64_rows_survive_that_float32_would_lose() -> None:
     close(harvest.concept_direction([[1 + 1e-9, 0.0], [1.0, 0.0]], [0, 1]), np.array([1 + 1e-9 - 1, 0.0]), 1e-6)
     huge = harvest.concept_direction(np.array([[1e30, 0], [0, 1e30]], np.float32), [0, 1])
@@ -370,8 +388,9 @@ def test_the_standard_error_is_that_of_the_weighted_means() -> None:
     for group in (0, 1):
         x, w = rows[groups == group], weights[groups == group] / weights[groups == group].sum()
         squared += (w @ (x - w @ x) ** 2).sum() * (w**2).sum()
-    found = harvest.concept_direction(rows, groups, weights)
-    assert found.standard_error == pytest.approx(np.sqrt(squared), rel=1e-12)
+    for parts in ([slice(0, 80)], [slice(0, 9), slice(9, 10), slice(10, 80)]):
+        state = SUMS.merge_all(block(rows[p] + 100, groups[p], weights[p]) for p in parts)
+        assert of_sums(state, "mean_difference").standard_error == pytest.approx(np.sqrt(squared), rel=1e-10)
 
 
 def test_token_weights_and_document_means_differ_as_arithmetic_says() -> None:
