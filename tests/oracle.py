@@ -1,4 +1,7 @@
-"""Independent right answers: one document alone, unpadded, batch 1, eval, plain forward hooks (O1 of the cases)."""
+"""Independent right answers: one document alone, unpadded, batch 1, eval, plain forward hooks (O1 of the cases).
+
+Always on the model as transformers builds it: libraries that fold norms and centre weights compute others (E11).
+"""
 
 from __future__ import annotations
 
