@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from harvest.runtime.lead import Gone, Lead
 from harvest.runtime.metrics import METRICS, SECONDS, Counted
 from harvest.runtime.progress import Observer
 from harvest.runtime.schedule import Schedule
-from harvest.runtime.worker import Hire, Order, Reply, Worker
+from harvest.runtime.worker import Hire, Order, Reply, Worker, hire
 from harvest.store.files import Files
 from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger
@@ -33,6 +36,8 @@ from harvest.store.ledger import Ledger
 NAMESPACE = "harvest"
 OBJECT_STORE_BYTES = 100 << 20
 """Of a cluster started here; only descriptions and records travel, and Ray wants at least 75 MiB."""
+
+CONNECT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -90,26 +95,19 @@ class RayCrew:
         self._actors = {worker: self._create(worker) for worker in self.workers}
 
     def _create(self, worker: str) -> Any:
-        plan, run = self._plan, self._plan.job.run
-        hire = Hire(
-            name=worker,
-            job=_for_workers(plan),
-            lock=plan.lock(),
-            life=self._life,
-            folder=os.getcwd(),
-        )
+        plan = self._plan
         threads = str(plan.resolved.threads)
         return _Actor.options(  # type: ignore[attr-defined]
             name=f"harvest {_run_name(plan)} {self._life} {worker}",
             namespace=NAMESPACE,
             num_cpus=cpus_per_worker(plan),
             num_gpus=gpus_per_worker(plan),
-            memory=plan.estimate.memory_bytes if run.address else None,
+            memory=plan.estimate.memory_bytes if plan.job.run.address else None,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
             max_task_retries=0,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}},
-        ).remote(hire, _run_name(plan))
+        ).remote(hire(plan, worker, self._life), _run_name(plan))
 
     def send(self, worker: str, order: Order) -> None:
         """Opens a conversation."""
@@ -197,19 +195,14 @@ def cpus_per_worker(plan: Plan) -> float:
     return 1 if asked == "auto" else asked
 
 
-def _for_workers(plan: Plan) -> dict[str, Any]:
-    """The job with what a worker's own machine must not decide."""
-    job = plan.job.model_dump(mode="json")
-    job["run"]["threads"] = plan.resolved.threads
-    return job
-
-
 def _connect(plan: Plan) -> None:
     run = plan.job.run
     address = run.address or os.environ.get("RAY_ADDRESS")
+    before = signal.getsignal(signal.SIGTERM)
     try:
         if address:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="warning")
+            _require_listener(address)
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
             return
         cores = os.cpu_count() or 1
         workers = run.workers if run.workers != "auto" else 1
@@ -221,11 +214,21 @@ def _connect(plan: Plan) -> None:
             include_dashboard=True,
             dashboard_host="127.0.0.1",
             log_to_driver=False,
-            logging_level="warning",
+            logging_level="error",
         )
-    except (ConnectionError, RayError, ValueError, TimeoutError, RuntimeError) as error:
+    except (OSError, RayError, ValueError, RuntimeError) as error:
         where = f"run.address = {address!r}" if address else "run.executor = 'ray'"
         raise RequestError(f"{where}: Ray does not start or answer: {' '.join(str(error).split())[:300]}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray's own would end the process with status 1
+
+
+def _require_listener(address: str) -> None:
+    """Ray looks for a cluster for minutes; whether anyone listens there is known at once."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():  # else a name that Ray resolves itself, such as `auto`
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _workers(plan: Plan) -> int:

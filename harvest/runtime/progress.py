@@ -80,6 +80,7 @@ class Rates:
         self._expected_documents: int | None = None
         self._documents = self._document_tokens = 0
         self.earlier_tokens = 0
+        self.workers = 1
 
     def start(self, plan: Plan, committed: list[ShardRecord]) -> None:
         """Counts from now; what earlier lives committed is part of the way but not of the speed."""
@@ -106,7 +107,7 @@ class Rates:
     def text(self) -> str:
         """`12,345 tokens/s  93 % of the bare forward  45 MB/s`: the share is forward-busy time over wall time."""
         wall = max(time.monotonic() - self.begin, 1e-9)
-        share = min(100, round(100 * self.forward_seconds / wall))
+        share = min(100, round(100 * self.forward_seconds / wall / max(self.workers, 1)))
         return f"{self.tokens / wall:,.0f} tokens/s  {share} % of the bare forward  {self.bytes / wall / 1e6:,.0f} MB/s"
 
 
@@ -140,6 +141,17 @@ class Terminal(Silent):
             total=self._rates.expected_tokens,
             completed=self._rates.earlier_tokens,
         )
+
+    def joined(self, worker: str, workers: int) -> None:
+        self._crew(workers)
+
+    def left(self, worker: str, workers: int) -> None:
+        self._bar.console.print(f"lost {worker}", markup=False)
+        self._crew(workers)
+
+    def _crew(self, workers: int) -> None:
+        self._rates.workers = workers
+        self._bar.update(self._task, description=f"harvesting with {workers} worker{'s' if workers != 1 else ''}")
 
     def advanced(self, advance: Advance) -> None:
         self._rates.add(advance)
@@ -179,6 +191,14 @@ class Log(Silent):
     def loaded(self, seconds: float) -> None:
         self._rates.begin = time.monotonic()
         self._say(f"model loaded, first forward {seconds:.1f} s after the start")
+
+    def joined(self, worker: str, workers: int) -> None:
+        self._rates.workers = workers
+        self._say(f"{worker} is ready, {workers} are")
+
+    def left(self, worker: str, workers: int) -> None:
+        self._rates.workers = workers
+        self._say(f"lost {worker}; {workers} are left")
 
     def advanced(self, advance: Advance) -> None:
         self._rates.add(advance)

@@ -16,7 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from harvest.config import load_job
+from harvest.environment import allow_open_files
 from harvest.errors import HarvestError, LostLeaseError, MismatchError, RequestError
 from harvest.pipeline import CalledOffError, Pipeline, Progress, Watch
 from harvest.plan import Plan, differences, make_plan
@@ -46,6 +49,13 @@ class Hire:
     """Where relative paths of the job begin."""
 
 
+def hire(plan: Plan, name: str, life: str) -> Hire:
+    """What a worker of this plan must know; what its own machine must not decide is settled."""
+    job = plan.job.model_dump(mode="json")
+    job["run"]["threads"] = plan.resolved.threads
+    return Hire(name=name, job=job, lock=plan.lock(), life=life, folder=os.getcwd())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What the coordinator wants of a worker."""
@@ -71,7 +81,7 @@ class Reply:
     node: str = ""
     """Of the cluster; empty outside one."""
     stage: str
-    """`waiting` for leave to load, `loading`, `ready`, or `ended`."""
+    """`waiting` for leave to load (or preparing for it), `loading`, `ready`, or `ended`."""
     error: str = ""
     """Why it has ended."""
     permanent: bool = False
@@ -110,6 +120,7 @@ class Worker:
         self._stage, self._error, self._permanent = "waiting", "", False
         self._load_seconds = 0.0
         self._moved = self._heard = time.monotonic()
+        self._may_load = threading.Event()
         self._thread: threading.Thread | None = None
 
     def exchange(self, order: Order) -> Reply:
@@ -123,8 +134,9 @@ class Worker:
             for assignment in order.assignments:
                 self._holds[assignment.shard.key, assignment.attempt] = assignment
                 self._inbox.put(assignment)
-            if order.may_load and self._thread is None:
-                self._stage = "loading"
+            if order.may_load:
+                self._may_load.set()
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="harvest-pipeline", daemon=True)
                 self._thread.start()
             stage = self._stage
@@ -155,10 +167,7 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            begin = time.monotonic()
             pipeline = self._start()
-            self._load_seconds = time.monotonic() - begin
-            self._meter.record("harvest_load_seconds", self._load_seconds)
             self._enter("ready")
             for outcome in pipeline.run(self._assignments()):
                 self._finished(report_of(outcome), called_off=isinstance(outcome.error, CalledOffError))
@@ -171,8 +180,7 @@ class Worker:
 
     def _start(self) -> Pipeline:
         """The plan made once more, and compared: same data, weights and tokenizer here as at the coordinator."""
-        from harvest.environment import allow_open_files
-        from harvest.model.load import load_model
+        from harvest.model.load import load_model  # transformers, which only a process that works needs
 
         if os.path.isdir(self._hire.folder):
             os.chdir(self._hire.folder)
@@ -184,14 +192,14 @@ class Worker:
         plan = make_plan(job)
         if different := differences(self._hire.lock, plan.lock()):
             raise MismatchError(f"{self._hire.name} on {socket.gethostname()} does not see the same: {different[0]}")
-        self._set_threads(plan)
+        self._may_load.wait()
+        self._enter("loading")
+        torch.set_num_threads(plan.resolved.threads)  # the number belongs to the thread that sets it, which is this one
+        begin = time.monotonic()
         model = load_model(job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
+        self._load_seconds = time.monotonic() - begin
+        self._meter.record("harvest_load_seconds", self._load_seconds)
         return Pipeline(plan, model, files, self._hire.life, self._watch(watch))
-
-    def _set_threads(self, plan: Plan) -> None:
-        import torch  # the number belongs to the thread that sets it, which is this one
-
-        torch.set_num_threads(plan.resolved.threads)
 
     def _watch(self, lease: LeaseWatch) -> Watch:
         def still_mine() -> None:

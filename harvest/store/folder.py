@@ -54,7 +54,7 @@ def remove_strays(files: Files, committed: Iterable[str], life: str = "") -> lis
     for attempt in stray_attempts(files, committed, life):
         parsed = layout.parse_attempt(attempt)
         assert parsed is not None
-        if files.exists(layout.record_path(parsed[0])) and attempt in _record_text(files, parsed[0]):
+        if files.exists(layout.record_path(parsed[0])) and f'"{attempt}"' in _record_text(files, parsed[0]):
             continue
         remove_attempt(files, attempt)
         removed.append(attempt)

@@ -67,6 +67,12 @@ def test_an_attempt_committed_while_strays_are_removed_stays(files: Files) -> No
     assert any(late in path for path in paths(files))
 
 
+def test_a_stray_whose_name_begins_the_committed_ones_goes(files: Files) -> None:
+    stray, committed = attempt(files, 3, OLD, 1), attempt(files, 3, OLD, 10)
+    Ledger(files).commit(shard_record(3, attempt=committed))
+    assert remove_strays(files, [committed], NEW) == [stray]
+
+
 def test_only_an_attempts_name_can_be_removed(files: Files) -> None:
     for name in ("", "..", "mine", f"f00000-s000000.{OLD}-1/../x"):
         with pytest.raises(ValueError, match="not the name of an attempt"):

@@ -1,0 +1,318 @@
+"""The coordinator's loop over simulated workers that die, hang, freeze, come back: every row once, in bounded time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import World, record, rows_of, worlds
+
+from harvest.errors import LostLeaseError, WorkError
+from harvest.records import Assignment, ShardRecord
+from harvest.runtime.intake import Intake, Report
+from harvest.runtime.lead import BIRTHS, HUNG_SECONDS, SILENT_SECONDS, Gone, Lead
+from harvest.runtime.progress import Silent
+from harvest.runtime.schedule import Schedule
+from harvest.runtime.slices import ReadFacts
+from harvest.runtime.worker import Order, Reply
+
+LOAD_SECONDS = 5.0
+
+
+@dataclass
+class Process:
+    """One life of a worker: what it holds, what it has to tell, and how it is."""
+
+    world: World
+    incarnation: str
+    born: float
+    holds: list[Assignment] = field(default_factory=list)
+    read: list[tuple[str, ReadFacts]] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    state: str = "well"
+    """well, dead, frozen, hung (answers and does nothing), doomed (dies while it loads)."""
+    loads_since: float | None = None
+    moved: float = 0.0
+
+    def take(self, order: Order, now: float) -> None:
+        if order.fresh:
+            self.holds.clear()
+        self.holds = [one for one in self.holds if one not in order.called_off]
+        self.holds += order.assignments
+        if order.assignments:
+            self.moved = now
+        if order.may_load and self.loads_since is None:
+            self.loads_since = now
+
+    def work(self, now: float, error: Callable[[Assignment], str]) -> None:
+        """One shard from front to back."""
+        if self.state != "well" or not self.holds:
+            return
+        self.moved = now
+        assignment = self.holds.pop(0)
+        facts = self.world.facts(assignment)
+        self.read.append((assignment.shard.key, facts))
+        if text := error(assignment):
+            self.reports.append(Report(assignment=assignment, error=text))
+        else:
+            self.reports.append(
+                Report(assignment=assignment, record=record(assignment.shard, facts, assignment.attempt))
+            )
+
+    def stage(self, now: float) -> str:
+        if self.loads_since is None:
+            return "waiting"
+        return "ready" if now - self.loads_since >= LOAD_SECONDS else "loading"
+
+    def reply(self, now: float) -> Reply:
+        stage = self.stage(now)
+        told = Reply(
+            incarnation=self.incarnation,
+            host="here",
+            pid=int(self.incarnation),
+            node="n",
+            stage=stage,
+            read=tuple(self.read),
+            reports=tuple(self.reports),
+            still_seconds=now - self.moved if self.holds and stage == "ready" else 0.0,
+        )
+        self.read, self.reports = [], []
+        return told
+
+
+class Simulation:
+    """A crew under a clock of its own. `script` is called before each second with the crew and may do harm."""
+
+    def __init__(self, world: World, workers: int, script: Callable[[Simulation], None] = lambda crew: None) -> None:
+        self.world, self.script = world, script
+        self.workers: Sequence[str] = [f"worker-{i}" for i in range(workers)]
+        self.now = 0.0
+        self._numbers = itertools.count(1)
+        self.processes = {worker: self._birth() for worker in self.workers}
+        self.zombies: list[Process] = []
+        self.calls: dict[str, Order] = {}
+        self.error: Callable[[Assignment], str] = lambda assignment: ""
+        self.kills: Callable[[Assignment], bool] = lambda assignment: False
+        self.unborn: set[str] = set()
+        """Workers whose processes die while they load."""
+        self.loading_at_once = 0
+
+    def _birth(self) -> Process:
+        return Process(self.world, str(next(self._numbers)), getattr(self, "now", 0.0))
+
+    def send(self, worker: str, order: Order) -> None:
+        assert worker not in self.calls, "two conversations with one worker"
+        self.calls[worker] = order
+        process = self.processes[worker]
+        if process.state in ("well", "hung"):
+            process.take(order, self.now)
+
+    def wait(self, seconds: float) -> list[tuple[str, Reply | Gone]]:
+        self.now += 1.0
+        assert self.now < 50_000, "the run never ends"
+        self.script(self)
+        loading = sum(process.stage(self.now) == "loading" for process in self.processes.values())
+        self.loading_at_once = max(self.loading_at_once, loading)
+        found: list[tuple[str, Reply | Gone]] = []
+        for worker in list(self.calls):
+            process = self.processes[worker]
+            if worker in self.unborn and process.stage(self.now) == "loading":
+                process.state = "dead"
+            if process.stage(self.now) == "ready" and process.holds and self.kills(process.holds[0]):
+                process.state = "dead"
+            if process.state == "dead":
+                del self.calls[worker]
+                self.processes[worker] = self._birth()
+                found.append((worker, Gone(reason="died")))
+            elif process.state != "frozen":
+                if process.stage(self.now) == "ready":
+                    process.work(self.now, self.error)
+                del self.calls[worker]
+                found.append((worker, process.reply(self.now)))
+        return found
+
+    def restart(self, worker: str) -> None:
+        self.zombies.append(self.processes[worker])
+        self.calls.pop(worker, None)
+        self.processes[worker] = self._birth()
+
+    def dismiss(self, worker: str) -> None:
+        self.calls.pop(worker, None)
+
+
+class FakeLease:
+    lost = False
+
+    def check(self) -> None:
+        if self.lost:
+            raise LostLeaseError("taken over")
+
+    def heartbeat(self, running: Any = (), failed: Any = None) -> None: ...
+
+
+class FakeLedger:
+    def __init__(self) -> None:
+        self.records: dict[str, ShardRecord] = {}
+
+    def commit(self, record: ShardRecord) -> bool:
+        assert record.shard.key not in self.records, "committed twice"
+        self.records[record.shard.key] = record
+        return True
+
+
+class Events(Silent):
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.given_up: list[str] = []
+
+    def left(self, worker: str, workers: int) -> None:
+        self.lost.append(worker)
+
+    def gave_up(self, shard: str, error: str) -> None:
+        self.given_up.append(error)
+
+
+def run(world: World, crew: Simulation, attempts: int = 3, lease: Any = None) -> tuple[FakeLedger, Schedule, Events]:
+    schedule = Schedule(
+        world.files,
+        shard_documents=world.size,
+        attempts=attempts,
+        kept=world.kept,
+        depth=2,
+        **world.limits,  # type: ignore[arg-type]
+    )
+    lease, ledger, events = lease or FakeLease(), FakeLedger(), Events()
+    intake = Intake(ledger, lease, schedule, events)  # type: ignore[arg-type]
+    lead = Lead(crew, schedule=schedule, intake=intake, lease=lease, observer=events, clock=lambda: crew.now, begin=0.0)
+    lead.run()
+    return ledger, schedule, events
+
+
+HARM = ["die", "die", "freeze", "hang", "thaw"]
+
+
+@given(worlds, st.integers(1, 4), st.lists(st.tuples(st.integers(1, 200), st.integers(0, 3), st.sampled_from(HARM))))
+@settings(max_examples=300, deadline=None)
+def test_every_row_is_committed_once_whatever_happens_to_whom(
+    world: World, workers: int, harm: list[tuple[int, int, str]]
+) -> None:
+    def script(crew: Simulation) -> None:
+        for at, who, what in harm:
+            worker = f"worker-{who % workers}"
+            if at == int(crew.now):
+                process = crew.processes[worker]
+                process.state = {"die": "dead", "freeze": "frozen", "hang": "hung", "thaw": "well"}[what]
+
+    ledger, schedule, _ = run(world, Simulation(world, workers, script), attempts=1000)
+    assert rows_of(ledger.records) == world.expected()
+    assert schedule.failures == []
+
+
+def test_a_worker_that_does_not_answer_loses_its_shards_to_the_others_and_another_process_takes_its_place() -> None:
+    world = World([200], [True], 10)
+
+    def script(crew: Simulation) -> None:
+        if crew.now == 10:
+            crew.processes["worker-0"].state = "frozen"
+
+    crew = Simulation(world, 2, script)
+    ledger, _, events = run(world, crew)
+    assert rows_of(ledger.records) == world.expected()
+    assert crew.now < 2 * SILENT_SECONDS
+    assert len(crew.zombies) == len(events.lost) <= 1
+
+
+def test_the_only_worker_hangs_and_is_replaced() -> None:
+    world = World([60], [True], 10)
+
+    def script(crew: Simulation) -> None:
+        if crew.now == 8:
+            crew.processes["worker-0"].state = "hung"
+
+    crew = Simulation(world, 1, script)
+    ledger, _, events = run(world, crew)
+    assert rows_of(ledger.records) == world.expected()
+    assert "has not moved" in events.lost[0]
+    assert HUNG_SECONDS < crew.now < HUNG_SECONDS + 60
+
+
+def test_a_document_that_kills_every_process_costs_its_shard_alone() -> None:
+    world = World([100], [True], 10)
+    crew = Simulation(world, 2)
+    crew.kills = lambda assignment: assignment.shard.index == 3
+    ledger, schedule, events = run(world, crew)
+    assert [(f.shard.index, f.attempts) for f in schedule.failures] == [(3, 3)]
+    assert "died" in events.given_up[0]
+    assert len(ledger.records) == 9
+
+
+def test_an_error_in_a_shard_is_tried_again_and_then_named() -> None:
+    world = World([100], [True], 10)
+    crew = Simulation(world, 2)
+    crew.error = lambda assignment: "no luck" if assignment.shard.index == 3 else ""
+    ledger, schedule, events = run(world, crew)
+    assert [(f.shard.index, f.attempts, f.error) for f in schedule.failures] == [(3, 3, "no luck")]
+    assert events.given_up == ["no luck"]
+    assert len(ledger.records) == 9
+
+
+def test_a_worker_that_never_gets_ready_is_let_go_and_the_rest_finish() -> None:
+    world = World([100], [True], 10)
+    crew = Simulation(world, 2)
+    crew.unborn = {"worker-0"}
+    ledger, _, events = run(world, crew)
+    assert rows_of(ledger.records) == world.expected()
+    assert len(events.lost) <= BIRTHS
+
+
+def test_without_any_worker_the_run_fails_and_says_why_the_last_one_went() -> None:
+    world = World([100], [True], 10)
+    crew = Simulation(world, 2)
+    crew.unborn = {"worker-0", "worker-1"}
+    with pytest.raises(WorkError, match=r"no worker is left; the last one was worker-[01] .*: died"):
+        run(world, crew)
+
+
+def test_a_takeover_ends_the_loop() -> None:
+    world = World([1000], [True], 10)
+    lease = FakeLease()
+
+    def script(crew: Simulation) -> None:
+        lease.lost = crew.now > 20
+
+    with pytest.raises(LostLeaseError):
+        run(world, Simulation(world, 2, script), lease=lease)
+
+
+def test_one_worker_of_a_node_loads_first_and_a_few_at_a_time_follow() -> None:
+    world = World([5000], [True], 10)
+    crew = Simulation(world, 12)
+    warm: list[int] = []
+
+    def script(now: Simulation) -> None:
+        stages = [process.stage(now.now) for process in now.processes.values()]
+        if "ready" not in stages:
+            warm.append(stages.count("loading"))
+
+    crew.script = script
+    run(world, crew)
+    assert max(warm) == 1
+    assert 1 < crew.loading_at_once <= 4
+
+
+def test_a_frozen_coordinator_does_not_take_its_workers_for_dead() -> None:
+    world = World([400], [True], 10)
+
+    def script(crew: Simulation) -> None:
+        if crew.now == 12:
+            crew.now += 10 * SILENT_SECONDS  # it was stopped; the replies have been waiting since
+
+    crew = Simulation(world, 2, script)
+    ledger, _, events = run(world, crew)
+    assert rows_of(ledger.records) == world.expected()
+    assert events.lost == []

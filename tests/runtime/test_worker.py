@@ -1,0 +1,282 @@
+"""Real workers in threads of this process: the bits of one worker, whoever is late, lost, or back from the dead."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plainrun import PlainRun, attempts_without_record, first_difference, read_plain
+
+import harvest
+from harvest.config import load_job
+from harvest.plan import make_plan
+from harvest.records import Assignment
+from harvest.runtime import coordinate, lead
+from harvest.runtime.intake import Intake
+from harvest.runtime.lead import Gone, Lead
+from harvest.runtime.progress import Silent
+from harvest.runtime.schedule import Schedule
+from harvest.runtime.worker import Order, Reply, Worker, hire
+from harvest.store.files import Files
+from harvest.store.lease import Lease
+from harvest.store.ledger import _SHARD, Ledger, encode_record
+from harvest.store.opening import open_files
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
+
+import chaos
+
+
+class Threads:
+    """A crew in this process; each conversation is a thread of its own, as with actors."""
+
+    def __init__(self, plan: Any, workers: int, life: str) -> None:
+        self.workers: Sequence[str] = [f"worker-{i}" for i in range(workers)]
+        self.plan, self.life = plan, life
+        self.actors = {name: self.hire(name) for name in self.workers}
+        self.replies: list[tuple[str, Worker, Reply]] = []
+        self.there = threading.Condition()
+        self.deaf: set[Worker] = set()
+        """Workers that nobody hears any more, though they work on."""
+        self.gone: list[tuple[str, Gone]] = []
+
+    def hire(self, name: str) -> Worker:
+        return Worker(hire(self.plan, name, self.life))
+
+    def send(self, name: str, order: Order) -> None:
+        actor = self.actors[name]
+
+        def talk() -> None:
+            reply = actor.exchange(order)
+            with self.there:
+                self.replies.append((name, actor, reply))
+                self.there.notify_all()
+
+        threading.Thread(target=talk, daemon=True).start()
+
+    def wait(self, seconds: float) -> list[tuple[str, Reply | Gone]]:
+        with self.there:
+            self.there.wait_for(lambda: bool(self.replies or self.gone), timeout=seconds)
+            replies, self.replies = self.replies, []
+            gone, self.gone = self.gone, []
+        heard = [(name, reply) for name, actor, reply in replies if actor not in self.deaf]
+        return [*gone, *heard]
+
+    def lose(self, name: str) -> Worker:
+        """The coordinator takes a worker for dead that is alive and writes on; another process takes its name."""
+        lost = self.actors[name]
+        self.deaf.add(lost)
+        self.actors[name] = self.hire(name)
+        with self.there:
+            self.gone.append((name, Gone(reason="its node does not answer", blame=False)))
+            self.there.notify_all()
+        return lost
+
+    def restart(self, name: str) -> None:
+        self.deaf.add(self.actors[name])
+        self.actors[name] = self.hire(name)
+
+    def dismiss(self, name: str) -> None:
+        self.deaf.add(self.actors[name])
+
+    def close(self) -> None: ...
+
+
+class Watcher(Silent):
+    """Does something when the n-th shard is committed."""
+
+    def __init__(self, at: int = 0, then: Callable[[], None] = lambda: None) -> None:
+        self.commits, self.at, self.then = 0, at, then
+        self.lost: list[str] = []
+        self.loaded_after = 0.0
+
+    def committed(self, record: Any) -> None:
+        self.commits += 1
+        if self.commits == self.at:
+            self.then()
+
+    def left(self, worker: str, workers: int) -> None:
+        self.lost.append(worker)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chaos.tiny_job(tmp_path_factory.mktemp("job"), documents=160)
+
+
+@pytest.fixture(scope="module")
+def clean(job: Path, tmp_path_factory: pytest.TempPathFactory) -> PlainRun:
+    path = tmp_path_factory.mktemp("clean") / "run"
+    harvest.run(load_job(job, [f"run.path={path}"]))
+    return read_plain(path)
+
+
+@pytest.fixture
+def crew_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Threads]]:
+    """Makes `harvest.run` work with threads instead of Ray's actors."""
+    made: list[Threads] = []
+
+    def install(workers: int, make: type[Threads] = Threads, **changes: Any) -> list[Threads]:
+        for name, value in changes.items():
+            monkeypatch.setattr(lead, name, value)
+
+        def work(self: Any, schedule: Schedule, model: Any) -> None:
+            crew = make(self.plan, workers, self.lease.life)
+            made.append(crew)
+            Lead(
+                crew,
+                schedule=schedule,
+                intake=Intake(Ledger(self.files), self.lease, schedule, self.observer),
+                lease=self.lease,
+                observer=self.observer,
+                begin=self.begin,
+            ).run()
+
+        monkeypatch.setattr(coordinate._Coordinator, "_work", work)
+        monkeypatch.setattr(
+            coordinate._Coordinator, "__init__", _with_workers(coordinate._Coordinator.__init__, workers)
+        )
+        return made
+
+    return install
+
+
+def _with_workers(original: Any, workers: int) -> Any:
+    def init(self: Any, plan: Any, files: Any, lease: Any, observer: Any, begin: float, given: Any) -> None:
+        original(self, plan, files, lease, observer, begin, workers)
+
+    return init
+
+
+def run(job: Path, path: Path, observer: Silent | None = None, *overrides: str) -> PlainRun:
+    coordinate.run(load_job(job, [f"run.path={path}", *overrides]), observer=observer)
+    return read_plain(path)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_gives_the_bits_of_one(
+    workers: int, job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any
+) -> None:
+    crew_of(workers)
+    found = run(job, tmp_path / "run")
+    assert first_difference(clean, found) is None
+    assert attempts_without_record(tmp_path / "run") == []
+
+
+def test_a_worker_taken_for_dead_that_writes_on_harms_nothing(
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any
+) -> None:
+    made = crew_of(2)
+    zombies: list[Worker] = []
+    observer = Watcher(at=5, then=lambda: zombies.append(made[0].lose("worker-0")))
+    found = run(job, tmp_path / "run", observer)
+    assert len(zombies) == 1
+    assert first_difference(clean, found) is None
+    reply = zombies[0].exchange(Order(wait_seconds=10))  # it worked on: it has something to tell
+    deadline = time.monotonic() + 30
+    while reply.stage != "ended" and not reply.reports and time.monotonic() < deadline:
+        reply = zombies[0].exchange(Order(wait_seconds=1))
+    assert reply.reports or "is over" in reply.error
+    assert first_difference(clean, read_plain(tmp_path / "run")) is None
+
+
+class Late(Worker):
+    """Stops before the forward of one shard until it is let go."""
+
+    shard = "f00000-s000005"
+    gate = threading.Event()
+    entered: list[str] = []  # noqa: RUF012
+
+    def _wanted(self, assignment: Assignment) -> bool:
+        if assignment.shard.key == self.shard and not self.entered:
+            self.entered.append(self._incarnation)
+            self.gate.wait(60)
+        return super()._wanted(assignment)
+
+
+def test_a_late_shard_is_done_by_another_and_its_first_worker_is_called_off(
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harvest.runtime.schedule.LATE_SECONDS", 0.5)
+    monkeypatch.setattr("harvest.runtime.schedule.LATE_FACTOR", 1.0)
+    Late.gate.clear()
+    Late.entered.clear()
+
+    class LateThreads(Threads):
+        def hire(self, name: str) -> Worker:
+            return Late(hire(self.plan, name, self.life))
+
+    made = crew_of(2, LateThreads)
+    found = run(job, tmp_path / "run")
+    assert len(Late.entered) == 1
+    assert first_difference(clean, found) is None
+    slow = next(actor for actor in made[0].actors.values() if actor._incarnation in Late.entered)
+    Late.gate.set()
+    reply = slow.exchange(Order(wait_seconds=5))
+    assert all(report.assignment.shard.key != Late.shard for report in reply.reports), "a called-off try reported"
+    assert attempts_without_record(tmp_path / "run") == []
+
+
+def test_a_worker_that_sees_other_weights_is_not_let_near_the_run(job: Path, tmp_path: Path, crew_of: Any) -> None:
+    class Elsewhere(Threads):
+        def hire(self, name: str) -> Worker:
+            lock = {**self.plan.lock(), "fingerprint.model": "other weights"}
+            return Worker(replace(hire(self.plan, name, self.life), lock=lock))
+
+    crew_of(2, Elsewhere)
+    with pytest.raises(harvest.errors.WorkError, match=r"no worker is left.*does not see the same: fingerprint\.model"):
+        run(job, tmp_path / "run")
+
+
+def test_a_worker_whose_folder_is_not_the_shared_one_says_so(job: Path, tmp_path: Path) -> None:
+    plan = make_plan(load_job(job, [f"run.path={tmp_path}/elsewhere"]))
+    lonely = Worker(hire(plan, "worker-0", "0" * 8))
+    reply = lonely.exchange(Order(wait_seconds=0))
+    deadline = time.monotonic() + 30
+    while reply.stage != "ended" and time.monotonic() < deadline:
+        reply = lonely.exchange(Order(wait_seconds=1))
+    assert "run.path must be a folder that all workers share, or a URL" in reply.error
+
+
+def test_a_record_that_a_frozen_coordinator_left_behind_makes_way(job: Path, clean: PlainRun, tmp_path: Path) -> None:
+    """It was stopped between its last look at the lease and its commit; its attempt has been removed meanwhile."""
+    path = tmp_path / "run"
+    zombie: list[bytes] = []
+
+    class Frozen(Silent):
+        def committed(self, record: Any) -> None:
+            files: Files = open_files(str(path))
+            if record.shard.index == 3:
+                text = files.read("ledger/f00000-s000003.json")
+                zombie.append(text)
+                later = replace(
+                    record,
+                    shard=replace(record.shard, index=9, start=72, stop=80),
+                    attempt="f00000-s000009.ffffffff-1",
+                )
+                assert files.create("ledger/f00000-s000009.json", encode_record(_SHARD, later))
+
+    found = run(job, path, Frozen())
+    assert zombie
+    assert first_difference(clean, found) is None
+
+
+def test_stages_are_told_in_their_order(job: Path, tmp_path: Path) -> None:
+    plan = make_plan(load_job(job, [f"run.path={tmp_path}/run"]))
+    with Lease.acquire(open_files(f"{tmp_path}/run")) as lease:
+        one = Worker(hire(plan, "worker-0", lease.life))
+        seen = [one.exchange(Order(may_load=False)).stage]
+        time.sleep(0.5)
+        assert one.exchange(Order(may_load=False)).stage == "waiting", "it loaded without leave"
+        deadline = time.monotonic() + 60
+        while seen[-1] not in ("ready", "ended") and time.monotonic() < deadline:
+            stage = one.exchange(Order(may_load=True, wait_seconds=1)).stage
+            if stage != seen[-1]:
+                seen.append(stage)
+        assert seen in (["waiting", "loading", "ready"], ["waiting", "ready"])
