@@ -1,7 +1,7 @@
 """PEFT adapters: put inside the modules of their base model, whose sites and paths stay what they are.
 
 An adapter is not merged into the weights: merging rounds their sum to the dtype of the weights, and packed ones a
-second time, so that a merged model computes something else than the adapted one. Of the adapted model only the base
+second time, so that a merged model computes something else than the adapted one. Of what peft makes only the base
 model is kept, which computes the same with the adapter in it. The only home of `peft`.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def refuse_adapter(settings: ModelSettings, skeleton: Any) -> None:
     _refuse_places(asked, {str(place) for place in places})
     folder = adapter_folder(settings.adapter)
     kind = _kind(asked, folder)
-    found, expected = _shapes(asked, folder), _expected(asked, folder, skeleton)
+    found = _shapes(asked, folder)
+    expected = _expected(asked, folder, _target(skeleton, found))
     wrong = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
     if wrong:
         raise RequestError(
@@ -67,9 +69,17 @@ def adapted(model: Any, settings: ModelSettings) -> Any:
         return model
     from peft import PeftModel
 
-    _refuse_places(f"model.adapter = {settings.adapter!r}", {*map(str, getattr(model, "hf_device_map", {}).values())})
+    asked, folder = f"model.adapter = {settings.adapter!r}", adapter_folder(settings.adapter)
+    _refuse_places(asked, {*map(str, getattr(model, "hf_device_map", {}).values())})
     with one_clear_line("model.adapter", settings.adapter):
-        return PeftModel.from_pretrained(model, str(adapter_folder(settings.adapter))).get_base_model()
+        PeftModel.from_pretrained(_target(model, _shapes(asked, folder)), str(folder))  # changes the modules in place
+    return model
+
+
+def _target(model: Any, stored: Iterable[str]) -> Any:
+    """What the adapter was made for: the model, or its trunk, as adapters of embedding models are."""
+    first = next(iter(stored), "").removeprefix("base_model.model.").partition(".")[0]
+    return model if hasattr(model, first) else model.base_model
 
 
 def _refuse_places(asked: str, places: set[str]) -> None:

@@ -28,6 +28,7 @@ peft = pytest.importorskip("peft", reason="the extra harvest[adapter] is not ins
 TEXTS = ["ab", "the second document is longer", "c", "and a fourth one"]
 BLOCKS = {"llama": "model.layers", "gpt2": "transformer.h"}
 SITES = ["residual", "attn_heads", "mlp_neurons", "module:{}.1.mlp.{}", "module_input:{}.1.mlp.{}", "final_norm"]
+LAST = harvest.CaptureSpec(sites=("residual",), layers=-1)
 DOWN = {"llama": "down_proj", "gpt2": "c_proj"}
 MODELS: dict[str, Callable[..., Any]] = {"llama": tiny_llama, "gpt2": tiny_gpt2}
 ATTENTION_AND_MLP = ["q_proj", "o_proj", "gate_proj", "down_proj"]
@@ -131,6 +132,20 @@ def test_rows_are_those_of_the_adapted_model_for_each_document_alone(kind: str, 
     unadapted = alone(plain, byte_tokenizer()(TEXTS[1])["input_ids"], ["residual.2"])["residual.2"]
     assert worst_error(run["residual.2"][rows_of(run, 1)], unadapted) > 1e-2, "these are the rows of the base model"
     assert [name for name in run.names if "lora" in name or "base_layer" in name] == []
+
+
+def test_an_adapter_that_was_made_for_the_trunk_goes_there(tmp_path: Path) -> None:
+    """As for embedding models, which have no head."""
+    folder, trunk = base(tmp_path / "model", "llama"), tiny_llama(vocab=300).model
+    config = peft.LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(trunk, config)
+    model.save_pretrained(tmp_path / "adapter")
+    run = harvest.run(job(folder, tmp_path / "run", adapter=str(tmp_path / "adapter")), data=TEXTS)
+    (site,) = harvest.capture_activations(model, byte_tokenizer()(TEXTS[1])["input_ids"], LAST)
+    with torch.no_grad():
+        hidden = model(input_ids=torch.tensor([byte_tokenizer()(TEXTS[1])["input_ids"]]), output_hidden_states=True)
+    assert worst_error(run["residual.1"][rows_of(run, 1)], hidden.hidden_states[2][0]) < TOLERANCE_TINY
+    assert worst_error(run["residual.2"][rows_of(run, 1)], site.tensor) < TOLERANCE_TINY
 
 
 def test_in_bfloat16_the_bits_are_those_of_the_adapted_model_and_not_of_merged_weights(tmp_path: Path) -> None:
