@@ -76,8 +76,9 @@ class Shuffle:
 
 
 class Batches:
-    """An iterator that can be stopped, saved and continued; iterated to the end it starts anew.
+    """An iterator that can be stopped, saved and continued; iterated to the end it starts anew, with the next epoch.
 
+    So three loops over one object go through the orders of one loop over `epochs=3`.
     Rank r of `world` takes the batches r, r + world, ... of the global order: disjoint, together complete.
     """
 
@@ -115,13 +116,15 @@ class Batches:
         self._epochs = epochs
         self._batch_size, self._rank, self._world = min(batch_size, max(1, self._count)), rank, world
         self._per_epoch = len(range(rank * batch_size, self._count, world * batch_size))
+        self._epoch = 0
+        """The one that this pass began with."""
         self._done = 0
         self._ended = False
         """Whether this iterator itself has come to its end; one that was loaded there has not."""
         self._slab: tuple[tuple[int, int], np.ndarray] | None = None
         """(epoch, part) and its row numbers."""
-        self._ahead: deque[tuple[tuple[int, int], Future[_Gathered]]] = deque()
-        """(process, number) of each batch that is gathered behind, the next one first."""
+        self._ahead: deque[tuple[tuple[int, int, int], Future[_Gathered]]] = deque()
+        """(process, first epoch, number) of each batch that is gathered behind, the next one first."""
 
     def __repr__(self) -> str:
         names = ", ".join(array.name for array in self._arrays)
@@ -133,7 +136,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         if self._ended:
-            self._done, self._ended = 0, False
+            self._epoch, self._done, self._ended = self._epoch + self._epochs, 0, False
         return self
 
     def __next__(self) -> Any:
@@ -149,22 +152,25 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch is; JSON. It fits any iterator with the same rows, seed, batch size, rank and world."""
-        return {"version": 1, "done": self._done, "selection": self._selection, **self._order}
+        state = {"version": 1, "epoch": self._epoch, "done": self._done, "selection": self._selection}
+        return {**state, **self._order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on exactly where the state was taken. Raises RequestError naming what differs."""
         own = self.state_dict()
         for key, value in own.items():
-            if key != "done" and state.get(key) != value:
+            if key not in ("done", "epoch") and state.get(key) != value:
                 raise RequestError(f"state of batches: {key} is {state.get(key)!r}, here it is {value!r}")
-        done = state.get("done")
-        if type(done) is not int or done < 0:
-            raise RequestError(f"state of batches: done is {done!r}; allowed is a whole number of at least 0")
-        self._done, self._ended = done, False
+        for key in ("done", "epoch"):
+            if type(state.get(key)) is not int or state[key] < 0:
+                raise RequestError(
+                    f"state of batches: {key} is {state.get(key)!r}; allowed is a whole number of at least 0"
+                )
+        self._epoch, self._done, self._ended = state["epoch"], state["done"], False
 
     def _gathered(self) -> _Gathered:
         """The next batch; the ones after it are gathered behind while the caller works with this one."""
-        here = os.getpid(), self._done
+        here = os.getpid(), self._epoch, self._done
         if not self._ahead or self._ahead[0][0] != here:  # at the start, after a jump, and in a forked process
             self._ahead.clear()
         for number in range(self._done + len(self._ahead), min(self._done + 1 + AHEAD, len(self))):
@@ -173,7 +179,7 @@ class Batches:
             # batch costs half as much as the gather.
             room = [array.empty(len(rows)) for array in self._arrays]
             following = _behind(os.getpid()).submit(self._gather, rows, room)
-            self._ahead.append(((os.getpid(), number), following))
+            self._ahead.append(((os.getpid(), self._epoch, number), following))
         return self._ahead.popleft()[1].result()
 
     def _gather(self, rows: np.ndarray, room: list[np.ndarray]) -> _Gathered:
@@ -183,6 +189,7 @@ class Batches:
     def _rows_of(self, number: int) -> np.ndarray:
         """Row numbers of a batch; those of STEPS_AHEAD batches are worked out together."""
         epoch, step = divmod(number, self._per_epoch)
+        epoch += self._epoch
         part, inside = divmod(step, STEPS_AHEAD)
         if self._slab is None or self._slab[0] != (epoch, part):
             self._slab = (epoch, part), self._slab_of(epoch, part * STEPS_AHEAD)

@@ -11,7 +11,7 @@ and are reduced and written window by window. Nothing is committed here: the coo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +94,7 @@ class Pipeline:
         self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
         self._checked = False
 
-    def run(self, assignments: Iterable[Assignment]) -> Iterator[Outcome]:
+    def run(self, assignments: Iterable[Assignment]) -> Generator[Outcome]:
         """Takes shards through the whole path, the next ones read and the last one written beside the forward.
 
         Yields one outcome per assignment, in order. A shard that fails does not stop the others; a lost lease does.

@@ -347,14 +347,19 @@ def _refuse_lack_of_room(job: Job, expected: Estimate) -> None:
     needed, free = expected.store_bytes, expected.free_bytes
     if free is not None and needed is not None and needed > free:
         raise RequestError(
-            f"run.path = {job.run.path!r}: the run needs about {needed / 1e9:.1f} GB "
-            f"and the disk has {free / 1e9:.1f} GB free; fewer names, documents or positions need less"
+            f"run.path = {job.run.path!r}: the run needs about {_size(needed)} "
+            f"and the disk has {_size(free)} free; fewer names, documents or positions need less"
         )
     if job.store.memory_gb != "auto" and expected.memory_bytes > job.store.memory_gb * 1e9:
         raise RequestError(
-            f"store.memory_gb = {job.store.memory_gb}: a worker needs about {expected.memory_bytes / 1e9:.1f} GB; "
+            f"store.memory_gb = {job.store.memory_gb}: a worker needs about {_size(expected.memory_bytes)}; "
             "fewer names or a smaller tokens.batch need less"
         )
+
+
+def _size(number: float) -> str:
+    """Decimal units, as disks are sold and `store.memory_gb` counts."""
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def _plain(value: Any) -> Any:

@@ -95,13 +95,13 @@ class Run:
     # ---- tables --------------------------------------------------------------------------------------------------
 
     def tokens(
-        self, rows: Any = None, columns: Sequence[str] | None = None, documents: Iterable[int] | None = None
+        self, rows: Any = None, columns: Sequence[str] | None = None, documents: int | Iterable[int] | None = None
     ) -> pa.Table:
         """Which token each row is: document int64, position int32, token int32, chunk int32, special bool; where the
         job uses spans (`data.spans`, chat messages, positions by span) also `span`, the innermost one or null.
 
-        `rows`: a slice, a row number, indices in any order or a mask; `documents`: only rows of these ids, in row
-        order. Shards and columns that are not asked for are not read.
+        `rows`: a slice, a row number, indices in any order or a mask; `documents`: only rows of this id, or
+        of these, in row order. Shards and columns that are not asked for are not read.
         """
         self._refuse_unstored("tokens")
         known = self._tokens.schema.names
@@ -131,6 +131,9 @@ class Run:
             raise NotBuiltError("find(text=...): not built in this version; give token or document")
         if token is None and document is None:
             raise RequestError("find: give token, document or both")
+        for what, value in (("token", token), ("document", document)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+                raise RequestError(f"find({what}={value!r:.100}): allowed is a whole number, the {what}'s id")
         if document is None:
             return self._tokens.where(pc.field("token") == int(token or 0))
         rows = self._tokens.rows_of_documents([document])
@@ -168,7 +171,8 @@ class Run:
         """Every row once an epoch, the last batch as short as it comes: tensors [B, d], {name: tensor} for a list of
         names, [B, names, d] with `stack`; (that, row numbers int64 [B]) with `with_rows`.
 
-        The order depends on the number of rows, `seed` and the epoch alone. `where`: indices, a mask or a pyarrow
+        The order depends on the number of rows, `seed` and the epoch alone; the object may be looped over again, and
+        goes on with the next epoch. `where`: indices, a mask or a pyarrow
         expression over the token table. `mixing`: "auto" and "global" shuffle over all rows.
         """
         single = isinstance(names, str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,9 +48,9 @@ class TokenRows:
         back[order] = np.arange(len(order))
         return _joined(tables).take(pa.array(back))
 
-    def rows_of_documents(self, documents: Iterable[int]) -> np.ndarray:
-        """Row numbers, rising; an id tells its shard, so no other is read."""
-        ids = np.unique(np.asarray(list(documents), np.int64))
+    def rows_of_documents(self, documents: int | Iterable[int]) -> np.ndarray:
+        """Row numbers, rising; an id tells its shard, so no other is read. Raises RequestError for what are no ids."""
+        ids = np.unique(_ids(documents))
         found = [np.zeros(0, np.int64)]
         for part, record in enumerate(self._parts.records):
             first = record.shard.file * DOCUMENTS_PER_FILE
@@ -75,6 +76,19 @@ class TokenRows:
     def _table(self, part: int) -> StoredTable:
         record = self._parts.records[part]
         return StoredTable(self._parts.files, f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
+
+
+def _ids(documents: Any) -> np.ndarray:
+    """int64 [n] of one id, or of several."""
+    if isinstance(documents, Iterable) and not isinstance(documents, str) and not hasattr(documents, "__array__"):
+        documents = list(documents)
+    try:
+        ids = np.atleast_1d(np.asarray(documents))
+    except ValueError:  # lists of several lengths
+        ids = np.array([None])
+    if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
+        raise RequestError(f"documents = {documents!r:.100}: allowed are ids: a whole number, or several")
+    return ids.astype(np.int64)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

@@ -132,6 +132,33 @@ def test_an_iterator_goes_on_after_a_break_and_starts_anew_after_its_end(run: An
     assert sorted(rows_of(batches)) == list(range(47))
 
 
+def test_loops_over_one_object_go_through_the_orders_of_one_loop_over_as_many_epochs(run: Any) -> None:
+    whole = rows_of(run.batches("mlp.1", 10, epochs=4, with_rows=True))
+    assert whole[:47] != whole[47:94]
+    batches = run.batches("mlp.1", 10, epochs=2, with_rows=True)
+    assert rows_of(batches) + rows_of(batches) == whole
+    once = run.batches("mlp.1", 10, with_rows=True)
+    assert [row for _ in range(4) for row in rows_of(once)] == whole
+    in_order = run.batches("mlp.1", 10, shuffle=False, with_rows=True)
+    assert rows_of(in_order) == rows_of(in_order) == list(range(47))
+
+
+@pytest.mark.parametrize("taken", [0, 2, 5])
+def test_a_state_of_a_later_loop_goes_on_in_that_loops_order(run: Any, taken: int) -> None:
+    whole = rows_of(run.batches("mlp.1", 10, epochs=4, with_rows=True))
+    first = run.batches("mlp.1", 10, with_rows=True)
+    rows_of(first)
+    rows_of(first)
+    third = iter(first)
+    head = [row for _ in range(taken) for row in next(third)[1].tolist()]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = run.batches("mlp.1", 10, with_rows=True)
+    next(second)  # of another epoch at the same place, gathered ahead
+    second.load_state_dict(state)
+    assert head + rows_of(second) == whole[94:141]
+    assert rows_of(second) == whole[141:], "the loop after that"
+
+
 def test_a_batch_larger_than_all_rows_takes_no_more_room_than_they_do(run: Any) -> None:
     assert sorted(rows_of(run.batches("mlp.1", 10**15, with_rows=True))) == list(range(47))
     assert rows_of(run.batches("mlp.1", 10**15, rank=1, world=2, with_rows=True)) == []
@@ -147,6 +174,8 @@ def test_a_state_of_another_order_is_refused_by_what_differs(run: Any, change: d
         run.batches("mlp.1", **{"batch_size": 10, **change}).load_state_dict(state)
     with pytest.raises(RequestError, match="done is -1"):
         run.batches("mlp.1", 10).load_state_dict({**state, "done": -1})
+    with pytest.raises(RequestError, match="epoch is 'x'"):
+        run.batches("mlp.1", 10).load_state_dict({**state, "epoch": "x"})
 
 
 def test_where_selects_rows_by_indices_mask_or_expression(run: Any, fake: Fake) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -164,6 +166,21 @@ def test_wrong_requests_for_tokens_are_refused(fake: Fake) -> None:
         run.tokens(rows=[1], documents=[1])
 
 
+@pytest.mark.parametrize("documents", [2, np.int64(2), torch.tensor(2), [2], (2,), np.array([2]), {2}, iter([2])])
+def test_one_document_may_be_named_by_itself(fake: Fake, documents: Any) -> None:
+    assert set(harvest.open(fake.path).tokens(documents=documents).column("document").to_pylist()) == {2}
+
+
+@pytest.mark.parametrize("documents", ["x", ["x"], 3.5, [3.0], [None], [[3]], [[3], [4, 5]], True, [True]])
+def test_what_is_no_document_or_token_id_is_refused_in_a_line(fake: Fake, documents: Any) -> None:
+    run = harvest.open(fake.path)
+    with pytest.raises(RequestError, match=r"documents = .*: allowed are ids"):
+        run.tokens(documents=documents)
+    for what in ("token", "document"):
+        with pytest.raises(RequestError, match=rf"find\({what}=.*\): allowed is a whole number"):
+            run.find(**{what: documents})
+
+
 def test_documents_lists_every_document_with_its_kept_columns(tmp_path: Path) -> None:
     fake = write_run(tmp_path / "r", [[2, 0, 3], [], [0]])
     table = harvest.open(fake.path).documents()
@@ -271,6 +288,13 @@ def test_a_run_without_stored_rows_has_statistics_and_says_why_it_has_no_rows(tm
     for wrong in (lambda: run["mlp.1"], run.tokens):
         with pytest.raises(RequestError, match=r"capture\.store = false"):
             wrong()
+
+
+def test_statistics_print_as_a_line_whatever_their_width(fake: Fake) -> None:
+    found = harvest.open(fake.path).statistics()["mlp.1"]
+    assert re.fullmatch(r"NameStatistics\(31 rows of width 4, norms [\d.]+ to [\d.]+, mean [\d.]+\)", repr(found))
+    assert repr(found.ordinary).startswith("RowStatistics(")
+    assert found.mean.shape == (4,)
 
 
 def test_statistics_are_those_of_numpy_over_the_stored_rows_with_and_without_special_tokens(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class MomentsState:
         return self.ordinary.zero_rows + self.special.zero_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RowStatistics:
     """What is known of a set of rows. With no finite row every number that is not a count is NaN."""
 
@@ -67,8 +67,15 @@ class RowStatistics:
     non_finite: int
     """NaN and infinite values."""
 
+    def __repr__(self) -> str:
+        """A line; the figures and vectors are in the fields."""
+        rows = f"{self.count} rows of width {len(self.mean)}" if self.count else "no finite rows"
+        norms = f", norms {self.norm_min:.4g} to {self.norm_max:.4g}, mean {self.mean_norm:.4g}" if self.count else ""
+        odd = (("rows of zeros", self.zero_rows), ("rows left out", self.non_finite_rows))
+        return f"{type(self).__name__}({rows}{norms}{''.join(f', {n} {what}' for what, n in odd if n)})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NameStatistics(RowStatistics):
     """Statistics of a name over all its rows, and over those of ordinary tokens alone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -62,9 +63,12 @@ class _Inline:
 
     def run(self) -> None:
         while not self._schedule.finished:  # again where a try failed after the last shard was handed out
-            for outcome in self._pipeline.run(self._assignments()):
-                with self._lock:
-                    self._intake.take(report_of(outcome))
+            # Closed here also when an interrupt ends the loop: else its threads would go on reading and writing until
+            # the traceback lets go of it, into an interpreter that ends and a lease that is given back.
+            with contextlib.closing(self._pipeline.run(self._assignments())) as outcomes:
+                for outcome in outcomes:
+                    with self._lock:
+                        self._intake.take(report_of(outcome))
 
     def _assignments(self) -> Iterator[Assignment]:
         while True:

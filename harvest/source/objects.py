@@ -16,17 +16,19 @@ from harvest.source.rows import Keep, one_line, wanted_rows
 _BLOCK = 256
 _PEEK_ROWS = 64
 _ALLOWED = (
-    "allowed are a list of texts or records, a datasets.Dataset or IterableDataset, an iterable, "
-    "or a function that returns one"
+    "allowed are a list of texts, of records or (with data.ids) of lists of token ids, a datasets.Dataset or "
+    "IterableDataset, an iterable, or a function that returns one"
 )
 
 
 class ObjectReader:
     """Records from an iterator that stands at `row`."""
 
-    def __init__(self, name: str, columns: Sequence[str], records: Iterator[Any], row: int, rows: int | None) -> None:
+    def __init__(
+        self, name: str, columns: Sequence[str], records: Iterator[Any], row: int, rows: int | None, ids: str | None
+    ) -> None:
         self.row = row
-        self._name, self._columns, self._records, self._rows = name, columns, records, rows
+        self._name, self._columns, self._records, self._rows, self._ids = name, columns, records, rows, ids
         self._over = False
 
     def _next(self) -> tuple[Any, ...]:
@@ -60,8 +62,7 @@ class ObjectReader:
                 yield self._source_row(self.row - 1, record[0])
 
     def _source_row(self, row: int, record: Any) -> SourceRow:
-        if isinstance(record, str):
-            record = {"text": record}
+        record = _named(record, self._ids)
         if not isinstance(record, Mapping):
             reason = f"{self._name} row {row}: neither text nor a record but a {type(record).__name__}"
             return SourceRow(row=row, values={}, error=reason)
@@ -80,6 +81,15 @@ class ObjectReader:
         self._over = True
 
 
+def _named(record: Any, ids: str | None) -> Any:
+    """A bare text is the column `text`, a bare list or array of token ids the column that holds them."""
+    if isinstance(record, str):
+        return {"text": record}
+    if ids is not None and (isinstance(record, list | tuple) or hasattr(record, "__array__")):
+        return {ids: record}
+    return record
+
+
 class ObjectFile:
     """An object of the caller's (or a stream that only `datasets` can read), which counts as one file."""
 
@@ -93,10 +103,11 @@ class ObjectFile:
         identity: str,
         rows: int | None = None,
         seeks: bool = False,
+        ids: str | None = None,
     ) -> None:
-        """`start(row)`: records from that row on if it `seeks`, else from the first one."""
+        """`start(row)`: records from that row on if it `seeks`, else from the first one; `ids`: their column."""
         self.name, self.wanted, self.format = name, tuple(columns), "objects"
-        self._start, self._rows, self._seeks, self._identity = start, rows, seeks, identity
+        self._start, self._rows, self._seeks, self._identity, self._ids = start, rows, seeks, identity, ids
         self.continues = not seeks
 
     def count(self) -> int | None:
@@ -111,7 +122,12 @@ class ObjectFile:
         """The columns of the first records: of one, if it has all that are wanted, else of up to 64."""
         names: dict[str, None] = {}
         for record in islice(self._start(0), _PEEK_ROWS):
-            record = {"text": record} if isinstance(record, str) else record
+            record = _named(record, self._ids)
+            if isinstance(record, list | tuple) or hasattr(record, "__array__"):
+                raise RequestError(
+                    f"data: its records are no texts and no mappings but of type {type(record).__name__}; where they "
+                    "are token ids, data.ids names them: data.ids = 'ids'"
+                )
             if isinstance(record, Mapping):
                 names.update(dict.fromkeys(column_names(record)))
             if not missing_columns(self.wanted, names):
@@ -121,8 +137,8 @@ class ObjectFile:
     def reader(self, start: int, cursor: Mapping[str, Any] | None) -> ObjectReader:
         """At `start`, by position or by passing over what is before it."""
         if self._seeks:
-            return ObjectReader(self.name, self.wanted, self._start(start), start, self._rows)
-        reader = ObjectReader(self.name, self.wanted, self._start(start), 0, None)
+            return ObjectReader(self.name, self.wanted, self._start(start), start, self._rows, self._ids)
+        reader = ObjectReader(self.name, self.wanted, self._start(start), 0, None, self._ids)
         reader.skip_to(start)
         return reader
 
@@ -187,10 +203,18 @@ class OneShot:
             row += 1
 
 
-def object_file(objects: Any, name: str, columns: Sequence[str]) -> ObjectFile:
-    """The source file that an object is; raises RequestError for objects that are no sequence of records."""
+def object_file(objects: Any, name: str, columns: Sequence[str], ids: str | None = None) -> ObjectFile:
+    """The source file that an object is; raises RequestError for objects that are no sequence of records.
+
+    `ids`: the column of token ids, which a bare list of them stands for.
+    """
     kind = type(objects).__name__
-    if isinstance(objects, str | bytes | Mapping) or hasattr(objects, "iloc") or isinstance(objects, type):
+    if hasattr(objects, "iloc"):
+        raise RequestError(
+            f"data: {kind} is no sequence of texts or records: its missing values are numbers (NaN); pass "
+            "datasets.Dataset.from_pandas(frame), or frame.to_dict('records')"
+        )
+    if isinstance(objects, str | bytes | Mapping | type):
         hint = "; take one split of it" if hasattr(objects, "column_names") else ""
         raise RequestError(f"data: {kind} is no sequence of texts or records{hint}; {_ALLOWED}")
     if hasattr(objects, "column_names") and hasattr(objects, "__len__") and hasattr(objects, "select_columns"):
@@ -199,14 +223,20 @@ def object_file(objects: Any, name: str, columns: Sequence[str]) -> ObjectFile:
     if hasattr(objects, "__getitem__") and hasattr(objects, "__len__"):
         rows = len(objects)
         return ObjectFile(
-            name, columns, lambda at: (objects[i] for i in range(at, rows)), f"{identity}:{rows}", rows, seeks=True
+            name,
+            columns,
+            lambda at: (objects[i] for i in range(at, rows)),
+            f"{identity}:{rows}",
+            rows,
+            seeks=True,
+            ids=ids,
         )
     if isinstance(objects, Iterator):
-        return ObjectFile(name, columns, OneShot(name, objects).start, identity, seeks=True)
+        return ObjectFile(name, columns, OneShot(name, objects).start, identity, seeks=True, ids=ids)
     if isinstance(objects, Iterable):
-        return ObjectFile(name, columns, lambda _: iter(objects), identity)
+        return ObjectFile(name, columns, lambda _: iter(objects), identity, ids=ids)
     if callable(objects):
-        return ObjectFile(name, columns, lambda _: iter(objects()), identity)
+        return ObjectFile(name, columns, lambda _: iter(objects()), identity, ids=ids)
     raise RequestError(f"data: {kind} is no sequence of texts or records; {_ALLOWED}")
 
 

@@ -39,7 +39,7 @@ def open_source(data: DataSettings, columns: Sequence[str], objects: Any = None)
 
 def _data_files(data: DataSettings, columns: Sequence[str], objects: Any) -> list[DataFile]:
     if objects is not None:
-        return [object_file(objects, data.path, columns)]
+        return [object_file(objects, data.path, columns, data.ids)]
     places = find_places(data)
     if places is None:
         from harvest.source.hub import resolve_hub  # a second of imports that only the hub is worth

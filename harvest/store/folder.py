@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from harvest.errors import RequestError
 from harvest.store import layout
 from harvest.store.files import Files
 
+SHOWN = 3
+"""Files that a refusal names."""
 CLEARED_FIRST = (layout.COMPLETE, layout.STATISTICS, layout.REPORT)
 """What claims results goes before the results: a killed clearing leaves an unfinished run, never a false one."""
 
@@ -21,9 +24,10 @@ def require_run_or_empty(files: Files) -> bool:
     """Whether the folder holds a run (False: it is empty or absent). Raises RequestError for anything else."""
     if files.exists(layout.RUN):
         return True
-    others = [path for path, _ in files.list() if not (layout.is_ours(path) and "/" not in path)]
+    found = (path for path, _ in files.list() if not (layout.is_ours(path) and "/" not in path))
+    others = list(itertools.islice(found, SHOWN + 1))  # a few: what is there may be all of a disk
     if others:
-        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        shown = ", ".join(others[:SHOWN]) + (" and more" if len(others) > SHOWN else "")
         raise RequestError(
             f"run.path = {files.url!r}: holds files that are not a run ({shown}); choose an empty folder"
         )

@@ -80,7 +80,7 @@ class LocalFiles:
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         found = _walk(self._at(prefix) if prefix else str(self.root), prefix)
-        return iter(sorted((path, size) for path, size, is_folder in found if not is_folder))
+        return ((path, size) for path, size, is_folder in found if not is_folder)
 
     def create(self, path: str, data: bytes) -> bool:
         target = self._at(path)
@@ -195,9 +195,12 @@ class LocalSink:
 
 
 def _walk(folder: str, path: str) -> Iterator[tuple[str, int, bool]]:
-    """(path, bytes, is a folder) of all below, children before their folder; links count as files, unfollowed."""
+    """(path, bytes, is a folder) of all below, children before their folder; links count as files, unfollowed.
+
+    Files come sorted by path, as they are found: who stops after a few has not waited for the rest.
+    """
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:

@@ -435,10 +435,10 @@ SIX = [[2 + i, 3 + i, 4 + i][: 1 + i % 3] for i in range(6)]
 ONE_EACH = {"store": {"shard_documents": 1}}
 
 
-@pytest.mark.parametrize("operation", ["create ledger/f00000-s000002.json", "open_write shards/f00000-s000003"])
+@pytest.mark.parametrize("operation", ["create ledger/f00000-s000002.json", "close shards/f00000-s000003"])
 def test_a_crash_between_data_and_record_repeats_no_row(
     operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # E52, E56: the attempt is whole, its record is not there
+) -> None:  # E52, E56: the attempt is whole, or begun, and its record is not there
     clean = run_ids(tmp_path / "clean", SIX, **ONE_EACH)
 
     class Dying(Failing):
@@ -676,3 +676,12 @@ def test_reading_a_folder_that_is_no_run_is_refused_and_leaves_it(tmp_path: Path
             read(tmp_path)
     assert snapshot(tmp_path) == before
     assert files_below(tmp_path) == ["notes.txt"]
+
+
+def test_bare_lists_of_token_ids_are_documents(tmp_path: Path) -> None:
+    named = run_ids(tmp_path / "named", SIX)
+    bare = run(tmp_path / "bare", SIX, model=tiny_llama(), tokenizer=None, data={"ids": "ids"})
+    assert first_difference(named, bare) is None
+    with pytest.raises(RequestError, match=r"data\.ids = 'ids'"):
+        run(tmp_path / "refused", SIX, model=tiny_llama())
+    assert not (tmp_path / "refused").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,6 +128,24 @@ def test_what_is_no_sequence_of_records_is_refused() -> None:
             open_objects(wrong)
     with pytest.raises(RequestError, match=r"column 'text'.* it has body"):
         open_objects([{"body": "x"}])
+
+
+def test_lists_and_arrays_of_token_ids_are_documents_where_data_ids_names_them() -> None:
+    ids = [[1, 2, 3], np.array([4, 5]), (6,), {"ids": [7]}]
+    job = DataSettings(path="mine", ids="ids")
+    for source in (ids, iter(ids), lambda: iter(ids)):
+        rows = list(open_source(job, ["ids"], source).rows(0, 0, 9))
+        assert [list(row.values["ids"]) for row in rows] == [[1, 2, 3], [4, 5], [6], [7]]
+    for source in (ids, np.array([[1, 2], [3, 4]])):
+        with pytest.raises(RequestError, match=r"data\.ids = 'ids'"):
+            open_source(DataSettings(path="mine"), ["text"], source)
+
+
+def test_a_data_frame_is_refused_with_the_way_out() -> None:
+    frame = pandas.DataFrame({"text": ["a", None]})
+    for wrong in (frame, frame["text"]):
+        with pytest.raises(RequestError, match=r"datasets\.Dataset\.from_pandas\(frame\)"):
+            open_objects(wrong)
 
 
 def test_a_generator_that_raises_names_its_row() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import uuid
@@ -15,6 +17,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harvest.errors import RequestError, WorkError
 from harvest.store import local
@@ -32,6 +36,18 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Files]:
         memory = fsspec.filesystem("memory")
         if memory.exists(root):
             memory.rm(root, recursive=True)
+
+
+@given(st.lists(st.text("a.-/~0", min_size=1, max_size=6), max_size=12))
+def test_files_are_listed_in_the_order_of_their_paths(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            parts = [part for part in name.split("/") if part.strip(".")] or ["x"]
+            with contextlib.suppress(OSError):  # a name that another file's folder has
+                Path(folder, *parts[:-1]).mkdir(parents=True, exist_ok=True)
+                Path(folder, *parts).write_text("")
+        listed = [path for path, _ in open_files(folder).list()]
+        assert listed == sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
 
 
 def test_what_was_written_is_read_back_whole_in_ranges_and_listed_sorted(files: Files) -> None:

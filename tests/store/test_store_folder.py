@@ -150,6 +150,24 @@ def test_a_folder_that_is_not_a_run_is_refused_and_stays_bit_for_bit(tmp_path: P
     assert sorted(os.listdir(tmp_path)) == ["deep", "notes.txt"]
 
 
+def test_a_folder_full_of_files_is_refused_after_a_look_at_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in range(20):
+        (tmp_path / f"{folder:02}").mkdir()
+        (tmp_path / f"{folder:02}" / "notes.txt").write_text("mine")
+    opened: list[str] = []
+    monkeypatch.setattr(os, "scandir", lambda path, scan=os.scandir: opened.append(path) or scan(path))
+    with pytest.raises(RequestError, match=r"\(00/notes\.txt, 01/notes\.txt, 02/notes\.txt and more\)"):
+        require_run_or_empty(open_files(str(tmp_path)))
+    assert len(opened) <= 6
+
+
+def test_the_root_of_the_file_system_is_refused_at_once() -> None:
+    with pytest.raises(RequestError, match=r"run\.path = '/': holds files that are not a run"):
+        require_run_or_empty(open_files("/"))
+
+
 def test_attempts_without_run_json_are_not_taken_for_an_empty_folder(files: Files) -> None:
     attempt(files, 0, OLD)
     with pytest.raises(RequestError, match="holds files that are not a run"):
