@@ -213,7 +213,7 @@ DOCUMENTS = [RNG.integers(3, 60, length).tolist() for length in (6, 1, 13, 2, 10
 
 LEAK = {"opt", "opt_350m", "bloom", "bloom_post_norm", "mpt", "mamba", "gpt_oss", "qwen2_vl", "qwen2_5_vl", *ENCODERS}
 """Families whose documents see each other in a row, or whose positions are not what they were."""
-REFUSED = LEAK | {"gemma3_both_ways"}
+REFUSED = LEAK | {"gemma3_both_ways", "falcon_serial"}
 APART = [family for family in FAMILIES if family not in REFUSED]
 
 

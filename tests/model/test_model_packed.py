@@ -58,6 +58,31 @@ def test_every_site_of_windows_packed_under_eager_attention_equals_a_hook_on_eac
         assert max(errors.values()) < TOLERANCE_TINY, errors
 
 
+LONG = {"gpt2": "n_positions", "gptj": "n_positions"}
+"""Family -> what its config calls the number of positions; the others say `max_position_embeddings`."""
+RNG = np.random.default_rng(1)
+ROW = [RNG.integers(2, 60, length).tolist() for length in (600, *[20] * 30)]
+"""Packed into two rows of 600 tokens."""
+
+
+def far_in(family: str) -> float:
+    """Largest error of documents that stand far along a packed row."""
+    model = tiny_family(family, **{LONG.get(family, "max_position_embeddings"): 640})
+    names = resolve_names(model, ["residual"], "all")
+    found = packed(model, names, ROW, 2000)
+    expected = [at_names(model, ids, names) for ids in ROW]
+    return max(worst_error(rows, torch.cat([of[name] for of in expected])) for name, rows in found.items())
+
+
+@pytest.mark.parametrize("family", sorted({*APART} - {"gemma3", "llava"}))  # whose text parts are here by themselves
+def test_a_document_far_along_a_row_is_what_it_is_alone(family: str) -> None:
+    assert far_in(family) < TOLERANCE_TINY
+
+
+def test_alibi_of_falcon_would_not_be_right_far_along_a_row() -> None:
+    assert far_in("falcon_serial") > 0.01
+
+
 @pytest.mark.parametrize("family", [family for family in APART if family != "llava"])  # which is built without one
 def test_the_head_which_only_the_whole_model_runs_is_packed_as_truly(family: str) -> None:
     model = tiny_family(family)

@@ -29,7 +29,7 @@ ODD = 50
 """The id whose embedding is no number."""
 DOCUMENTS = [[5, 9, 17, 23], [7], [ODD, 2, 3], [3, ODD], [5, 6, ODD, 8, 9, 10], [5, 9, 17, 23, 31, 40, 41, 42, 43]]
 CLEAN = [0, 1, 5]
-ALL_SITES = [family for family in ("llama", "gemma2", "olmoe", "mamba", "bert", "falcon_serial") if family in FAMILIES]
+ALL_SITES = [family for family in ("llama", "gemma2", "olmoe", "mamba", "bert", "gpt2") if family in FAMILIES]
 
 
 def run_ids(path: Path, model: Any, documents: list[list[int]] = DOCUMENTS, **tables: Any) -> PlainRun:
