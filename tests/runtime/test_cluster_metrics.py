@@ -28,9 +28,12 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(head: Head) -> Series:
-    """Our series as they are now: (name, labels) -> value."""
-    with urllib.request.urlopen(head.metrics, timeout=10) as answer:
-        text = answer.read().decode()
+    """Our series as they are now: (name, labels) -> value; none before the node's agent listens."""
+    try:
+        with urllib.request.urlopen(head.metrics, timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
     return {
         (name, frozenset(re.findall(r'(\w+)="([^"]*)"', labels))): float(value)
         for name, labels, value in LINE.findall(text)
