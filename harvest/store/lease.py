@@ -200,13 +200,16 @@ class Lease:
 
     def _renew(self) -> None:
         """Swaps in a new heartbeat; notices when the file is no longer what this holder wrote last."""
-        fresh = replace(self._holder, heartbeat=time.time())
-        data = _encode(fresh)
-        if self._files.swap(layout.COORDINATOR, self._data, data):
-            self._holder, self._data = fresh, data
-            self._renewed = self._seen = _now()
-        else:
+        for _ in range(2):  # again where an interrupt fell between an earlier swap and the note of it
+            fresh = replace(self._holder, heartbeat=time.time())
+            data = _encode(fresh)
+            if self._files.swap(layout.COORDINATOR, self._data, data):
+                self._holder, self._data = fresh, data
+                self._renewed = self._seen = _now()
+                return
             self._compare()
+            if self._lost is not None:
+                return
 
     def _compare(self) -> None:
         held = _read(self._files)
@@ -216,6 +219,9 @@ class Lease:
         elif held != self._data:
             try:
                 other = _decode(self._files, held)
+                if other.life == self._holder.life:
+                    self._data = held
+                    return
                 self._lost = f"run {self._files.url}: taken over by pid {other.pid} on {other.host}"
             except HarvestError as error:
                 self._lost = f"run {self._files.url}: the lease was overwritten: {error}"
@@ -229,7 +235,7 @@ class LeaseWatch:
         self._seen = float("-inf")
 
     def check(self) -> None:
-        """Raises LostLeaseError unless the lease is held by that life; a remote store is asked once a second at most."""
+        """Raises LostLeaseError unless that life holds the lease; a remote store is asked once a second at most."""
         if not self._files.local and _now() - self._seen <= REMOTE_SECONDS:
             return
         held = _read(self._files)

@@ -352,7 +352,7 @@ def test_an_interrupted_run_ends_with_130_and_the_same_command_resumes(
         time.sleep(0.01)
     life.send_signal(number)
     out, err = life.communicate(timeout=60)
-    assert (life.returncode, out) == (130, "")
+    assert (life.returncode, out) == (130, ""), err
     assert err.splitlines()[-1] == "harvest: interrupted; the same command resumes"
     assert "Traceback" not in err
     half = read_plain(tmp_path / "run")

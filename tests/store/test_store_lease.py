@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,6 +270,28 @@ def test_a_lease_that_is_no_longer_fresh_is_renewed_by_the_check(files: Files) -
     lease.release()
     with pytest.raises(LostLeaseError, match="released"):
         lease.check()
+
+
+def test_an_interrupt_between_a_renewal_and_the_note_of_it_costs_no_lease(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease.acquire(files, interval=60.0, silent=60.0)
+    swap = files.swap
+
+    def interrupted(*arguments: Any) -> bool:
+        assert swap(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "swap", interrupted)
+        patch.setattr(module, "_now", lambda now=module._now: now() + 30)  # no longer fresh
+        with pytest.raises(KeyboardInterrupt):
+            lease.check()
+    lease.check()
+    lease.release()
+    holder = read_holder(files)
+    assert holder is not None
+    assert holder.released
 
 
 def test_a_store_that_is_away_for_a_while_costs_no_lease(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
