@@ -268,6 +268,8 @@ class _Coordinator:
     def _complete(self) -> dict[str, Any]:
         """Merges the sums in shard order, and says that everything is there."""
         self.lease.check()
+        if self.workers is not None:  # what is left of workers that died, or that another was faster than
+            folder.remove_strays(self.files, [record.attempt for record in self.ledger.records().values()])
         return write_results(self.files)
 
 

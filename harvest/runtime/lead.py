@@ -25,6 +25,10 @@ SILENT_SECONDS = 60.0
 """A worker that has not answered for this long counts as dead."""
 HUNG_SECONDS = 900.0
 """So does one that answers, holds a shard, and has not moved: no batch, no object, nothing read."""
+UNBORN_SECONDS = 900.0
+"""A worker that has never answered waits for room in the cluster, or its process is stuck: it is asked for anew."""
+SETTLE_SECONDS = 10.0
+"""At the end, for workers to put down what others have done meanwhile."""
 BIRTHS = 3
 """Times in a row that a worker may die or fail before it is ready; then it is let go."""
 BUSY_SECONDS = 1.0
@@ -74,8 +78,12 @@ class _Member:
     where: str = ""
     heard: float | None = None
     """When its process last answered; None before its first answer."""
+    since: float = 0.0
+    """When it was asked for."""
     births: int = 0
     """Failed ones in a row."""
+    busy: bool = False
+    """It was at work on a shard when it last answered."""
     leave: bool = False
     """It may load the model."""
     fresh: bool = True
@@ -101,7 +109,7 @@ class Lead:
     ) -> None:
         self._crew, self._schedule, self._intake, self._lease = crew, schedule, intake, lease
         self._observer, self._meter, self._clock, self._begin = observer, meter or NoMeter(), clock, begin
-        self._members = {worker: _Member() for worker in crew.workers}
+        self._members = {worker: _Member(since=clock()) for worker in crew.workers}
         self._warm: set[str] = set()
         """Nodes on which a model has been loaded."""
         self._last_error = ""
@@ -113,13 +121,19 @@ class Lead:
         for worker in self._members:
             self._send(worker)
         while not self._schedule.finished:
-            for worker, news in self._crew.wait(BUSY_SECONDS):
-                if worker in self._members:
-                    self._hear(worker, news)
+            self._listen()
             if self._clock() - self._looked > BUSY_SECONDS:
                 self._looked = self._clock()
                 self._lease.check()
                 self._look_around()
+        settled = self._clock() + SETTLE_SECONDS
+        while any(member.busy for member in self._members.values()) and self._clock() < settled:
+            self._listen()
+
+    def _listen(self) -> None:
+        for worker, news in self._crew.wait(BUSY_SECONDS):
+            if worker in self._members:
+                self._hear(worker, news)
 
     # ---- one worker --------------------------------------------------------------------------------------------
 
@@ -140,7 +154,7 @@ class Lead:
             self._intake.take(report, now)
         if news.stage == "ready" and member.stage != "ready":
             self._ready(worker, member, news)
-        member.stage = news.stage
+        member.stage, member.busy = news.stage, news.busy
         if news.stage == "ended":
             self._lose(worker, news.error or "ended by itself", blame=False, permanent=news.permanent)
         elif news.still_seconds > HUNG_SECONDS:
@@ -201,7 +215,7 @@ class Lead:
                 self._lease.check()
                 raise WorkError(f"no worker is left; the last one was {text}")
             return
-        self._members[worker] = _Member(births=births)
+        self._members[worker] = _Member(births=births, since=self._clock())
         if end or member.stage == "ended":
             self._crew.restart(worker)
         self._send(worker)
@@ -214,6 +228,10 @@ class Lead:
         for worker, member in list(self._members.items()):
             if member.silent:
                 member.silent = False
+                self._send(worker)
+            elif member.heard is None and now - member.since > UNBORN_SECONDS:
+                self._members[worker] = _Member(births=member.births, since=now)
+                self._crew.restart(worker)
                 self._send(worker)
             elif member.heard is not None and now - member.heard > SILENT_SECONDS:
                 self._lose(worker, f"has not answered for {now - member.heard:.0f} s", end=True)

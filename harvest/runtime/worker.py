@@ -92,6 +92,8 @@ class Reply:
     progress: tuple[Progress, ...] = ()
     still_seconds: float = 0.0
     """Since anything moved, while it holds a shard."""
+    busy: bool = False
+    """A shard is in its pipeline, wanted or not."""
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class Worker:
         self._incarnation = secrets.token_hex(4)
         self._inbox: queue.Queue[Assignment | None] = queue.Queue()
         self._holds: dict[tuple[str, int], Assignment] = {}
+        self._under_way = 0
         self._news = _News()
         self._changed = threading.Condition()
         self._stage, self._error, self._permanent = "waiting", "", False
@@ -160,6 +163,7 @@ class Worker:
             read=tuple(news.read),
             reports=tuple(news.reports),
             progress=tuple(news.progress.values()),
+            busy=self._under_way > 0,
             still_seconds=time.monotonic() - self._moved if self._holds and self._stage == "ready" else 0.0,
         )
 
@@ -226,6 +230,8 @@ class Worker:
             if assignment is None:
                 return
             self._moved = time.monotonic()
+            with self._changed:
+                self._under_way += 1
             yield assignment
 
     def _wanted(self, assignment: Assignment) -> bool:
@@ -256,6 +262,7 @@ class Worker:
         say("called off" if called_off else report.error or "stored", worker=self._hire.name, shard=shard)
         with self._changed:
             self._holds.pop((shard, report.assignment.attempt), None)
+            self._under_way -= 1
             if not called_off:
                 self._news.reports.append(report)
                 self._changed.notify_all()
