@@ -31,7 +31,7 @@ from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork, non_finite_rows
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
-from harvest.text.batch import alone, batching_of
+from harvest.text.batch import batching_of, unpadded
 
 
 class CalledOffError(Exception):
@@ -178,8 +178,8 @@ class Pipeline:
     def forward(self, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
         """Fills `rows` batch by batch, and adds them to the sums.
 
-        Where a value is no finite number, its window runs once more by itself: attention weighs what it must not see
-        with zero, and zero times NaN is NaN, so it may come from a neighbour in the row or from the padding.
+        Where a value is no finite number, its window runs once more in a line of its own: attention weighs what it
+        must not see with zero, and zero times NaN is NaN, so it may come from a neighbour or from the padding.
         """
         for batch in window.batches:
             with work.clock("forward") as clock:
@@ -191,7 +191,7 @@ class Pipeline:
             sums = work.reduced(window, rows)
         if not work.all_finite(sums):
             with work.clock("forward"):
-                for batch in alone(window.batches, non_finite_rows(rows)):
+                for batch in unpadded(window.batches, non_finite_rows(rows)):
                     capture(batch, rows)
                 capture.wait()
             with work.clock("reduce"):

@@ -74,11 +74,22 @@ def batching_of(name: str, switches: Sequence[int] = ()) -> Batching:
     return pack_windows if name == "packed" else functools.partial(sort_windows, switches=switches)
 
 
-def alone(batches: Iterable[Batch], wanted: np.ndarray) -> Iterator[Batch]:
-    """Each window with a row of `wanted` (bool, of the sort window) in a batch of its own, unpadded.
+def unpadded(batches: Sequence[Batch], wanted: np.ndarray) -> Iterator[Batch]:
+    """The windows with a row of `wanted` (bool, of the sort window) once more, each in a line that it fills by itself.
 
-    Windows that have a line to themselves and fill it are left out: nothing stood beside them.
+    Windows that had that already are left out: nothing stood beside them. No batch has more tokens than those given.
     """
+    tokens = max((batch.input_ids.size for batch in batches), default=0)
+    alike: dict[int, list[Batch]] = {}
+    for one in _alone(batches, wanted):
+        alike.setdefault(one.input_ids.size, []).append(one)
+    for length, ones in alike.items():
+        lines = max(1, tokens // length)
+        for at in range(0, len(ones), lines):
+            yield _stacked(ones[at : at + lines], length)
+
+
+def _alone(batches: Iterable[Batch], wanted: np.ndarray) -> Iterator[Batch]:
     for batch in batches:
         length = batch.input_ids.shape[1]
         for line in np.unique(batch.source[wanted[batch.rows]] // length).tolist():
@@ -86,15 +97,28 @@ def alone(batches: Iterable[Batch], wanted: np.ndarray) -> Iterator[Batch]:
                 first = line * length + start
                 inside = (batch.source >= first) & (batch.source < line * length + stop)
                 if stop - start < length and wanted[batch.rows[inside]].any():
-                    source, rows = batch.source[inside] - first, batch.rows[inside]
                     yield Batch(
                         input_ids=batch.input_ids[line : line + 1, start:stop],
                         lengths=np.array([stop - start], dtype=np.int64),
-                        source=source,
-                        rows=rows,
-                        spans=_spans(source, rows),
+                        source=batch.source[inside] - first,
+                        rows=batch.rows[inside],
+                        spans=(),
                         documents=batch.documents[inside],
                     )
+
+
+def _stacked(ones: Sequence[Batch], length: int) -> Batch:
+    """Batches of one full line each as one batch."""
+    source = np.concatenate([one.source + line * length for line, one in enumerate(ones)])
+    rows = np.concatenate([one.rows for one in ones])
+    return Batch(
+        input_ids=np.concatenate([one.input_ids for one in ones]),
+        lengths=np.concatenate([one.lengths for one in ones]),
+        source=source,
+        rows=rows,
+        spans=_spans(source, rows),
+        documents=np.concatenate([one.documents for one in ones]),
+    )
 
 
 def _pieces(batch: Batch, line: int) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from textcase import rows_of, tokeniser
 
 from harvest.records import Batch, SortWindow, Window
-from harvest.text.batch import batching_of, pack_windows, sort_windows
+from harvest.text.batch import batching_of, pack_windows, sort_windows, unpadded
 
 
 def windows_of(lengths: list[int], **capture: Any) -> list[Window]:
@@ -133,3 +133,36 @@ def test_nothing_to_run_gives_no_batches() -> None:
     empty: list[SortWindow] = []
     for batching in map(batching_of, ("sorted", "packed", "concatenated")):
         assert list(batching([], tokens_per_batch=8, rows_per_window=8)) == empty
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=25),
+    st.sampled_from([{}, {"positions": "last"}, {"positions": {"every": 3}}]),
+    st.sampled_from(["sorted", "packed"]),
+    st.data(),
+)
+def test_windows_run_again_fill_their_lines_and_are_those_that_had_company(
+    lengths: list[int], capture: dict[str, Any], batching: str, data: st.DataObject
+) -> None:
+    windows = windows_of(lengths, **capture)
+    for stretch in batching_of(batching)(windows, tokens_per_batch=64, rows_per_window=100):
+        wanted = np.array(data.draw(st.lists(st.booleans(), min_size=stretch.rows, max_size=stretch.rows)))
+        token = np.zeros(stretch.rows, int)
+        company = np.zeros(stretch.rows, bool)
+        for batch in stretch.batches:
+            token[batch.rows] = batch.input_ids.reshape(-1)[batch.source]
+            company[batch.rows] = [len(windows[n].ids) < batch.input_ids.shape[1] for n in batch.documents]
+        expected = {n for n, row in zip((token - 1) // 300, range(stretch.rows)) if wanted[row] and company[row]}
+        seen: list[int] = []
+        for batch in unpadded(stretch.batches, wanted):
+            assert batch.input_ids.size <= max(one.input_ids.size for one in stretch.batches)
+            assert batch.position_ids is None
+            assert (batch.lengths == batch.input_ids.shape[1]).all()
+            for line in batch.input_ids:
+                number = (int(line[0]) - 1) // 300
+                assert line.tolist() == windows[number].ids.tolist()
+                seen.append(number)
+            np.testing.assert_array_equal(batch.input_ids.reshape(-1)[batch.source], token[batch.rows])
+            spans = [(s + i, r + i) for s, r, count in batch.spans for i in range(count)]
+            assert spans == list(zip(batch.source.tolist(), batch.rows.tolist()))
+        assert sorted(seen) == sorted(expected)
