@@ -50,7 +50,13 @@ class Head:
     def client(self) -> dict[str, str]:
         """The environment of a process that may talk to it; nothing in it says where it is."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-        return {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        return {
+            **environment,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "RAY_metrics_report_interval_ms": "1000",  # an agent forgets gauges after two intervals of its own
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
 
 
 @contextlib.contextmanager
@@ -70,8 +76,6 @@ def ray_head(cpus: int = 2) -> Iterator[Head]:
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parent.parent),
             "RAY_TMPDIR": folder,  # short: the paths of unix sockets are
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_metrics_report_interval_ms": "1000",
         }
         command = [str(BIN / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={cpus}"]
         command += ["--num-gpus=0", "--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
