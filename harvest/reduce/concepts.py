@@ -84,16 +84,11 @@ class Concepts:
         return self.merge_all((first, second))
 
     def merge_all(self, states: Iterable[ConceptState]) -> ConceptState:
-        """The bits of merging one state after the other, without copying what waits each time."""
-        total, waiting, done = ConceptState(), dict[str, Waiting](), set[str]()
+        """The bits of merging one state after the other; each is read once and may then be forgotten."""
+        total = ConceptTotal()
         for state in states:
-            _refuse_repeats(state, waiting, done)
-            total = _added(total, state)
-            met = [(key, member) for key, member in state.waiting.items() if key in waiting]
-            total = _added(total, _met([(waiting.pop(key), member) for key, member in met], total.resolution))
-            done.update(state.done, (key for key, _ in met))
-            waiting.update((key, member) for key, member in state.waiting.items() if key not in done)
-        return replace(total, waiting=waiting, done=frozenset(done))
+            total.add(state)
+        return total.state()
 
     def arrays(self, state: ConceptState) -> dict[str, np.ndarray]:
         """`means` float64 [3, d] of a, b and rest, `sums` float64 [10], `counts` int64 [9]; where pairs are used also
@@ -139,6 +134,29 @@ class Concepts:
             done=done,
             **dict(zip(COUNTS, counts[5:], strict=True)),
         )
+
+
+class ConceptTotal:
+    """Merges states one by one, without copying each time what waits: one for every name, in a single pass over shards.
+
+    Holds one state's means, the keys of all pairs and the members that still wait for their partner.
+    """
+
+    def __init__(self) -> None:
+        self._sums, self._waiting, self._done = ConceptState(), dict[str, Waiting](), set[str]()
+
+    def add(self, state: ConceptState) -> None:
+        """The next state. Raises RequestError for a pair's third row."""
+        _refuse_repeats(state, self._waiting, self._done)
+        met = [(key, member) for key, member in state.waiting.items() if key in self._waiting]
+        sums = _added(self._sums, state)
+        self._sums = _added(sums, _met([(self._waiting.pop(key), member) for key, member in met], sums.resolution))
+        self._done.update(state.done, (key for key, _ in met))
+        self._waiting.update((key, member) for key, member in state.waiting.items() if key not in self._done)
+
+    def state(self) -> ConceptState:
+        """The sum of all so far."""
+        return replace(self._sums, waiting=dict(self._waiting), done=frozenset(self._done))
 
 
 def _block_state(rows: torch.Tensor, labels: Labels) -> ConceptState:

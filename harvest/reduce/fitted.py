@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from harvest.errors import RequestError
 from harvest.reduce.direction import EXAMPLES, MODES, Direction, Eraser, defined, refuse_unmatched, undefined
@@ -49,7 +50,9 @@ def fit(examples: Examples, mode: str, unmatched: str = "error") -> Direction:
     why = examples.obstacle
     if why is not None:
         return undefined(mode, why, counts)
-    found = _FITS[mode](examples)
+    # One thread: the number of threads would show in the bits, and two on a busy machine were 10 to 100 times slower
+    with threadpool_limits(limits=1):
+        found = _FITS[mode](examples)
     if found.vector is None:
         return undefined(mode, found.why, counts)
     a, b = examples.sums

@@ -12,6 +12,7 @@ import torch
 from sklearn.covariance import ledoit_wolf as reference_shrinkage
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 import harvest
 from harvest.errors import RequestError
@@ -285,3 +286,13 @@ def test_a_pair_with_an_unusable_member_is_dropped_whole_from_the_examples_too()
     np.testing.assert_array_equal(found.states[found.a], rows[kept[::2]])
     np.testing.assert_array_equal(found.states[found.b], rows[kept[1::2]])
     assert (found.counts.pairs, found.counts.dropped_pairs, found.counts.excluded) == (9, 1, (0, 1))
+
+
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_the_bits_do_not_depend_on_the_number_of_threads(mode: str) -> None:
+    rows, groups = data(1500, 300, seed=17)
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(limits=threads):
+            found.append(np.asarray(harvest.concept_direction(rows, groups, mode=mode).raw).tobytes())
+    assert found[0] == found[1]
