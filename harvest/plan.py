@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
 from harvest.errors import NotBuiltError, RequestError
 from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, span_names, worker_memory
+from harvest.records import SourceFile
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
@@ -97,17 +98,25 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def make_plan(
-    job: Job, *, model: Any = None, tokenizer: Any = None, data: Any = None, free_bytes: int | None = None
+    job: Job,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    free_bytes: int | None = None,
+    known: Sequence[SourceFile] = (),
 ) -> Plan:
     """Resolves a job; `model`, `tokenizer` and `data` are objects of the caller's instead of what the job names.
 
-    Raises RequestError for whatever cannot work, cheapest checks first and before any weight is loaded.
+    `known` source files are not counted again where their fingerprints are still the same. Raises RequestError for
+    whatever cannot work, cheapest checks first and before any weight is loaded.
     """
     refuse_unbuilt(job)
     if model is not None:
         _refuse_loading(job)
     spans = [job.data.spans] if job.data.spans is not None else []
-    source = open_source(job.data, list(dict.fromkeys([job.data.column, *spans, *(job.data.keep or ())])), data)
+    columns = list(dict.fromkeys([job.data.column, *spans, *(job.data.keep or ())]))
+    source = open_source(job.data, columns, data, known)
     found = _describe(job, model, tokenizer)
     tokeniser = _tokeniser(job, found)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype

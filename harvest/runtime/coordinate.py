@@ -225,6 +225,7 @@ class _Coordinator:
             max_tokens=data.max_tokens,
             committed=committed,
             depth=None if self.workers is None else SHARDS_PER_WORKER,
+            mark=self.plan.source.mark,
         )
 
     def _work(self, schedule: Schedule, model: Any) -> None:

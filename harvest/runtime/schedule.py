@@ -10,6 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harvest.records import Assignment, Shard, ShardRecord, SourceFile
 from harvest.runtime.slices import ReadFacts, Slices, facts_of
@@ -56,8 +57,11 @@ class Schedule:
         max_tokens: int | None = None,
         committed: Mapping[str, ShardRecord] | None = None,
         depth: int | None = None,
+        mark: Callable[[int, int], Mapping[str, Any] | None] = lambda file, row: None,
     ) -> None:
         """`kept(file, start, stop)` tells how many rows of a range the sample keeps, without reading them.
+
+        `mark(file, row)`: a cursor close before a row, where there is an index; a worker then need not make its own.
 
         `depth`: shards that one worker holds at a time, the one it works on included; None: as many as it asks for.
         """
@@ -68,6 +72,7 @@ class Schedule:
             limit=limit,
             max_tokens=max_tokens,
             committed=committed or {},
+            mark=mark,
         )
         self._attempts, self._depth = attempts, depth
         self._held: dict[str, list[_Try]] = {}  # worker -> its tries, in the order in which it works on them

@@ -48,8 +48,13 @@ class Slices:
         limit: int | None,
         max_tokens: int | None,
         committed: Mapping[str, ShardRecord],
+        mark: Callable[[int, int], Mapping[str, Any] | None],
     ) -> None:
-        """`kept(file, start, stop)` tells how many rows of a range the sample keeps, without reading them."""
+        """`kept(file, start, stop)` tells how many rows of a range the sample keeps, without reading them.
+
+        `mark(file, row)` is a cursor close before a row, for files of which the coordinator has an index.
+        """
+        self._mark = mark
         self._shard_documents, self._kept = shard_documents, kept
         self._limit, self._max_tokens = limit, max_tokens
         self._facts = {key: facts_of(record) for key, record in committed.items()}
@@ -115,7 +120,7 @@ class Slices:
                     shard=shard,
                     documents=None if self._limit is None else self._limit - documents,
                     tokens=None if self._max_tokens is None else self._max_tokens - tokens,
-                    cursor=cursor,
+                    cursor=cursor if waits else self._mark(shard.file, shard.start),
                 )
                 yield assignment, waits
                 if not waits:

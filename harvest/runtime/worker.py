@@ -23,7 +23,7 @@ from harvest.environment import allow_open_files
 from harvest.errors import HarvestError, LostLeaseError, MismatchError, RequestError
 from harvest.pipeline import CalledOffError, Pipeline, Progress, Watch
 from harvest.plan import Plan, differences, make_plan
-from harvest.records import Assignment, ShardText
+from harvest.records import Assignment, ShardText, SourceFile
 from harvest.runtime.intake import Report, facts_of_text, report_of
 from harvest.runtime.logs import say
 from harvest.runtime.metrics import Meter, NoMeter
@@ -47,13 +47,15 @@ class Hire:
     """The coordinator's."""
     folder: str
     """Where relative paths of the job begin."""
+    files: tuple[SourceFile, ...]
+    """As the coordinator counted them."""
 
 
 def hire(plan: Plan, name: str, life: str) -> Hire:
     """What a worker of this plan must know; what its own machine must not decide is settled."""
     job = plan.job.model_dump(mode="json")
     job["run"]["threads"] = plan.resolved.threads
-    return Hire(name=name, job=job, lock=plan.lock(), life=life, folder=os.getcwd())
+    return Hire(name=name, job=job, lock=plan.lock(), life=life, folder=os.getcwd(), files=plan.source.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class Worker:
         files = open_files(job.run.path, job.run.storage)
         watch = LeaseWatch(files, self._hire.life)
         watch.check()
-        plan = make_plan(job)
+        plan = make_plan(job, known=self._hire.files)
         if different := differences(self._hire.lock, plan.lock()):
             raise MismatchError(f"{self._hire.name} on {socket.gethostname()} does not see the same: {different[0]}")
         self._may_load.wait()

@@ -20,17 +20,21 @@ from harvest.source.places import Place
 from harvest.source.rows import DataFile, Reader, Slice, Source
 from harvest.source.sample import Sample
 from harvest.source.tables import ArrowFile, ParquetFile
+from harvest.source.textfiles import TextFile
 
 _DESCRIBERS = 8
 
 
-def open_source(data: DataSettings, columns: Sequence[str], objects: Any = None) -> Source:
+def open_source(
+    data: DataSettings, columns: Sequence[str], objects: Any = None, known: Sequence[SourceFile] = ()
+) -> Source:
     """The dataset that the job names, or the caller's `objects`; `columns` are what each row's values will hold.
 
     A column is a name, a dotted path into nested fields, or `@file`. Opens what is needed to check the columns against
-    the first file that has any. Raises RequestError: nothing there, an unknown format or split, a missing column.
+    the first file that has any. `known` files, as another process found them, are not counted again. Raises
+    RequestError: nothing there, an unknown format or split, a missing column.
     """
-    source = FileSource(_data_files(data, columns, objects), Sample(share=data.sample, seed=data.seed))
+    source = FileSource(_data_files(data, columns, objects), Sample(share=data.sample, seed=data.seed), known)
     existing = source.columns()
     if existing:
         require_columns(columns, existing, data.path)
@@ -76,8 +80,9 @@ def _json_file(place: Place, columns: Sequence[str]) -> DataFile:
 class FileSource:
     """A dataset of numbered files; the reader that a slice ends with goes on where the next slice starts there."""
 
-    def __init__(self, files: Sequence[DataFile], sample: Sample) -> None:
+    def __init__(self, files: Sequence[DataFile], sample: Sample, known: Sequence[SourceFile] = ()) -> None:
         self._files, self._sample = tuple(files), sample
+        self._known = {(file.number, file.name, file.fingerprint): file.rows for file in known}
         self._parked: dict[tuple[int, int], Reader] = {}
 
     @cached_property
@@ -87,14 +92,21 @@ class FileSource:
             return tuple(pool.map(self._describe, range(len(self._files)), self._files))
 
     def _describe(self, number: int, file: DataFile) -> SourceFile:
+        fingerprint = file.fingerprint()
+        key = number, file.name, fingerprint
         return SourceFile(
             number=number,
             name=file.name,
             path=file.path,
             format=file.format,
-            rows=file.count(),
-            fingerprint=file.fingerprint(),
+            rows=self._known[key] if key in self._known else file.count(),
+            fingerprint=fingerprint,
         )
+
+    def mark(self, file: int, row: int) -> Mapping[str, Any] | None:
+        """A cursor close before a row, for a reader elsewhere; None where a reader needs none, or there is none."""
+        found = self._files[file]
+        return found.mark(row) if isinstance(found, TextFile) else None
 
     def rows(self, file: int, start: int, stop: int, cursor: Mapping[str, Any] | None = None) -> Slice:
         """One pass over the rows `start` to `stop` of a file that the sample keeps."""

@@ -102,6 +102,10 @@ class Source(Protocol):
         """The kept rows of the slice; `cursor` is what an earlier slice of the file ended with."""
         ...
 
+    def mark(self, file: int, row: int) -> Mapping[str, Any] | None:
+        """A cursor close before a row, for a reader elsewhere; None where a reader needs none, or there is none."""
+        ...
+
     def kept(self, file: int, start: int, stop: int) -> int:
         """How many row numbers of the range the sample keeps; nothing is read."""
         ...

@@ -208,14 +208,21 @@ class TextFile(ABC):
         """Rows, by one scan of a plain local file; None for others."""
         return self._extend(None).row if self.place.seekable else None
 
+    def mark(self, row: int) -> Mapping[str, Any] | None:
+        """A cursor close before a row, from the index as far as it has grown; None for files without one."""
+        return self._closest(row)._asdict() if self.place.seekable else None
+
+    def _closest(self, row: int) -> Mark:
+        at = bisect_right(self._marks, row, key=lambda mark: mark.row) - 1
+        return self._marks[at] if at >= 0 else self._origin
+
     def reader(self, start: int, cursor: Mapping[str, Any] | None) -> TextReader:
-        """From the closest mark before `start`; without an index, from the cursor or the beginning."""
-        if self.place.seekable:
+        """From the cursor; without one, from the closest mark before `start`, or from the beginning."""
+        if cursor is not None and cursor["row"] <= start:
+            mark = Mark(**cursor)
+        elif self.place.seekable:
             self._extend(start)
-            at = bisect_right(self._marks, start, key=lambda mark: mark.row) - 1
-            mark = self._marks[at] if at >= 0 else self._origin
-        elif cursor is not None and cursor["row"] <= start:
-            mark = Mark(cursor["row"], cursor["byte"], cursor["line"])
+            mark = self._closest(start)
         else:
             mark = self._origin
         reader = self.open_at(mark)

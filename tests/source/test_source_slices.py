@@ -306,3 +306,29 @@ def test_a_cursor_spares_reading_what_is_before_it_and_a_wrong_one_does_no_harm(
     assert [row.values["text"] for row in later.rows(0, 70, 72, first.cursor)] == ["t70", "t71"]
     assert opened[-2:] == [len("".join(lines[:60]))] * 2
     assert [row.values["text"] for row in later.rows(0, 10, 12, first.cursor)] == ["t10", "t11"]
+
+
+def test_a_mark_of_another_process_spares_its_reader_the_scan_and_gives_the_same_rows(tmp_path: Path) -> None:
+    """Workers of a cluster are sent marks of the coordinator's index, and its counts: none scans the file again."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"document {row}"}) + "\n" * (row % 3) for row in range(5000)))
+    coordinator = source_of(path, ["text"])
+    assert coordinator.files[0].rows == 5000
+    for start in (0, 255, 256, 4000):
+        mark = coordinator.mark(0, start)
+        assert mark is not None
+        assert start - 512 <= mark["row"] <= start
+        worker = open_source(DataSettings(path=str(path)), ["text"], known=coordinator.files)
+        assert worker.files == coordinator.files
+        file = worker._files[0]  # type: ignore[attr-defined]
+        found = [row.values["text"] for row in worker.rows(0, start, start + 10, mark)]
+        assert found == [f"document {row}" for row in range(start, start + 10)]
+        assert file._scanned is None, "the worker scanned the file"
+
+
+def test_known_counts_of_a_file_that_has_changed_are_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a"}\n' * 10)
+    known = source_of(path, ["text"]).files
+    path.write_text('{"text": "a"}\n' * 11)
+    assert open_source(DataSettings(path=str(path)), ["text"], known=known).files[0].rows == 11
