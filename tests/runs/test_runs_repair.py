@@ -380,3 +380,16 @@ def test_what_a_repair_says_is_plain_data(path: Path) -> None:
     repair: Repair = repair_run(path)
     assert json.loads(json.dumps(repair.data))["before"]["damaged"] is True
     assert repair.data["after"]["damaged"] is False
+
+
+def test_a_run_in_memory_is_mended_like_one_on_disk() -> None:
+    given: dict[str, Any] = {"model": tiny_llama(layers=2, vocab=300), "tokenizer": byte_tokenizer(), "data": TEXTS}
+    path = "memory://repair/run"
+    run = harvest.run(job(path, store={"shard_documents": 3}), **given)  # type: ignore[arg-type]
+    rows, attempt_path = run["residual.1"][:], f"shards/{run.shards[1].attempt}/residual.1/c.0.0"
+    files = open_files(path)
+    files.replace(attempt_path, files.read(attempt_path)[:-1])
+    assert verify_run(path).damaged
+    assert repair_run(path, **given).harvested == (KEY,)
+    assert verify_run(path).findings == ()
+    assert harvest.open(path)["residual.1"][:].equal(rows)
