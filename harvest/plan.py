@@ -105,11 +105,13 @@ def make_plan(
     data: Any = None,
     free_bytes: int | None = None,
     known: Sequence[SourceFile] = (),
+    device: str | None = None,
 ) -> Plan:
     """Resolves a job; `model`, `tokenizer` and `data` are objects of the caller's instead of what the job names.
 
-    `known` source files are not counted again where their fingerprints are still the same. Raises RequestError for
-    whatever cannot work, cheapest checks first and before any weight is loaded.
+    `known` source files are not counted again where their fingerprints are still the same; `device` is what the workers
+    have, where they are elsewhere. Raises RequestError for whatever cannot work, cheapest checks first and before any
+    weight is loaded.
     """
     refuse_unbuilt(job)
     if model is not None:
@@ -117,7 +119,7 @@ def make_plan(
     spans = [job.data.spans] if job.data.spans is not None else []
     columns = list(dict.fromkeys([job.data.column, *spans, *(job.data.keep or ())]))
     source = open_source(job.data, columns, data, known)
-    found = _describe(job, model, tokenizer)
+    found = _describe(job, model, tokenizer, device)
     tokeniser = _tokeniser(job, found)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     bytes_per_row = sum(name.width for name in found.names) * ITEMSIZE[store_dtype]
@@ -228,7 +230,7 @@ class _Model:
     fingerprint: Mapping[str, str]
 
 
-def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
+def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
     from harvest.model import adapter, fingerprint, lengths, load, packing, quantization, sites
 
@@ -241,7 +243,10 @@ def _describe(job: Job, model: Any, tokenizer: Any) -> _Model:
     if tokenizer is None and (model is None or job.tokens.tokenizer is not None):
         tokenizer = load.load_tokenizer(job.model, job.tokens.tokenizer)
     dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
-    device = load.resolve_device(job.model) if model is None else load.device_of(model)
+    if model is not None:
+        device = load.device_of(model)
+    elif device is None:
+        device = load.resolve_device(job.model)
     quantization.refuse_quantization(job.model, config, device)
     adapter.refuse_adapter(job.model, skeleton)
     return _Model(

@@ -8,6 +8,7 @@ with it, and the same command resumes from the files. Rows never pass through Ra
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 from ray.util import metrics
 
+from harvest.config import Job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan
 from harvest.runtime import logs
@@ -41,22 +43,43 @@ CONNECT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def connected(plan: Plan) -> Iterator[int]:
-    """Ray for as long as the block runs; yields the number of workers. Ends what it started, and nothing else.
+def connected(job: Job) -> Iterator[None]:
+    """Ray for as long as the block runs. Ends what it started, and nothing else.
 
-    Raises RequestError where the cluster does not answer, or where no node of it could ever hold a worker.
+    Raises RequestError where the cluster does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ours = not ray.is_initialized()
     if ours:
-        _connect(plan)
+        _connect(job)
     try:
-        workers = _workers(plan)
-        _refuse_what_cannot_fit(plan)
-        yield workers
+        yield
     finally:
         if ours:
             ray.shutdown()
+
+
+def device(job: Job) -> str:
+    """What the cluster's workers compute on. Raises RequestError for CUDA without a GPU in the cluster."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if job.model.device == "auto":
+        return "cuda" if gpus else "cpu"
+    if job.model.device.startswith("cuda") and not gpus:
+        raise RequestError(f"model.device = {job.model.device!r}: the cluster has no GPU; allowed are 'auto' and 'cpu'")
+    return job.model.device
+
+
+def crew_size(plan: Plan) -> int:
+    """Workers that the job asks for; `auto`: one for each replica's share of the GPUs, or one.
+
+    Raises RequestError where no node of the cluster could ever hold a worker.
+    """
+    _refuse_what_cannot_fit(plan)
+    asked = plan.job.run.workers
+    if asked != "auto":
+        return asked
+    each = gpus_per_worker(plan)
+    return max(1, int(ray.cluster_resources().get("GPU", 0) // each)) if each else 1
 
 
 def run_cluster(
@@ -195,8 +218,8 @@ def cpus_per_worker(plan: Plan) -> float:
     return 1 if asked == "auto" else asked
 
 
-def _connect(plan: Plan) -> None:
-    run = plan.job.run
+def _connect(job: Job) -> None:
+    run = job.run
     address = run.address or os.environ.get("RAY_ADDRESS")
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -204,12 +227,12 @@ def _connect(plan: Plan) -> None:
             _require_listener(address)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
             return
-        cores = os.cpu_count() or 1
-        workers = run.workers if run.workers != "auto" else 1
+        share = 1.0 if run.cpus_per_worker == "auto" else run.cpus_per_worker
+        needed = math.ceil(share * (1 if run.workers == "auto" else run.workers))
         ray.init(
             address="local",
             namespace=NAMESPACE,
-            num_cpus=max(cores, round(workers * cpus_per_worker(plan))),
+            num_cpus=max(os.cpu_count() or 1, needed),
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=True,
             dashboard_host="127.0.0.1",
@@ -229,14 +252,6 @@ def _require_listener(address: str) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():  # else a name that Ray resolves itself, such as `auto`
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-
-
-def _workers(plan: Plan) -> int:
-    asked = plan.job.run.workers
-    if asked != "auto":
-        return asked
-    each = gpus_per_worker(plan)
-    return max(1, int(ray.cluster_resources().get("GPU", 0) // each)) if each else 1
 
 
 def _refuse_what_cannot_fit(plan: Plan) -> None:

@@ -21,6 +21,7 @@ from harvest.plan import Plan, differences, make_plan, refuse_unbuilt
 from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
+from harvest.runtime.executor import device_elsewhere, refuse_executor, uses_cluster
 from harvest.runtime.inline import run_inline
 from harvest.runtime.progress import Observer, Silent
 from harvest.runtime.schedule import Schedule
@@ -57,16 +58,18 @@ def run(
     job = load_job(_with_stand_ins(job, model, data), overrides)
     files = open_files(job.run.path, job.run.storage)
     on_cluster = uses_cluster(job)
-    _refuse_executor(job, files, on_cluster, brought=[model, tokenizer, data])
-    plan, earlier = _checked(job, files, model, tokenizer, data)
-    if earlier is not None and Ledger(files).completion() is not None and not _grown(plan, earlier):
-        return open_run(files)
+    refuse_executor(job, files, on_cluster, brought=[model, tokenizer, data])
     with contextlib.ExitStack() as stack:
+        device = stack.enter_context(device_elsewhere(job))
+        plan, earlier = _checked(job, files, model, tokenizer, data, device)
+        if earlier is not None and Ledger(files).completion() is not None and not _grown(plan, earlier):
+            return open_run(files)
         workers = None
         if on_cluster:
-            from harvest.runtime.cluster import connected  # ray takes its time
+            from harvest.runtime import cluster  # ray takes its time
 
-            workers = stack.enter_context(connected(plan))
+            stack.enter_context(cluster.connected(job))
+            workers = cluster.crew_size(plan)
         lease = stack.enter_context(Lease.acquire(files))
         _Coordinator(plan, files, lease, observer or Silent(), begin, workers).run(model)
     return open_run(files)
@@ -75,10 +78,15 @@ def run(
 def plan_run(job: Job | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Plan:
     """What `run` would do with a job, after refusing whatever `run` would refuse; nothing is written."""
     job = load_job(job, overrides)
-    return _checked(job, open_files(job.run.path, job.run.storage), None, None, None)[0]
+    files = open_files(job.run.path, job.run.storage)
+    refuse_executor(job, files, uses_cluster(job), brought=[])
+    with device_elsewhere(job) as device:
+        return _checked(job, files, None, None, None, device)[0]
 
 
-def _checked(job: Job, files: Files, model: Any, tokenizer: Any, data: Any) -> tuple[Plan, RunRecord | None]:
+def _checked(
+    job: Job, files: Files, model: Any, tokenizer: Any, data: Any, device: str | None
+) -> tuple[Plan, RunRecord | None]:
     """The plan of a job that may run in this folder, and the run that is there already."""
     refuse_unbuilt(job)
     if data is None:
@@ -87,7 +95,9 @@ def _checked(job: Job, files: Files, model: Any, tokenizer: Any, data: Any) -> t
     earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
     if free is not None and earlier is not None:
         free += _committed_bytes(ledger)  # what is there already needs no room again
-    plan = make_plan(_same_threads(job, earlier), model=model, tokenizer=tokenizer, data=data, free_bytes=free)
+    plan = make_plan(
+        _same_threads(job, earlier), model=model, tokenizer=tokenizer, data=data, free_bytes=free, device=device
+    )
     if earlier is not None:
         _refuse_difference(plan, earlier)
     return plan, earlier
@@ -109,45 +119,6 @@ def _refuse_run_inside_data(job: Job, files: Files) -> None:
         raise RequestError(
             f"run.path = {job.run.path!r}: lies inside data.path = {job.data.path!r}, where what the run writes "
             "would be read as data; choose a folder outside, or name the files with a glob"
-        )
-
-
-def uses_cluster(job: Job) -> bool:
-    """Whether workers in processes of their own do the work, which is Ray's part."""
-    run = job.run
-    if run.executor != "auto":
-        return run.executor == "ray"
-    if run.address is not None or os.environ.get("RAY_ADDRESS"):
-        return True
-    return several_gpus(job) if run.workers == "auto" else run.workers > 1
-
-
-def several_gpus(job: Job) -> bool:
-    """This machine has more GPUs than one replica takes."""
-    import torch
-
-    each = job.run.gpus_per_worker if job.run.gpus_per_worker != "auto" else 1
-    return job.model.device in ("auto", "cuda") and torch.cuda.device_count() >= 2 * each > 0
-
-
-def _refuse_executor(job: Job, files: Files, on_cluster: bool, brought: list[Any]) -> None:
-    run = job.run
-    if not on_cluster:
-        if run.workers not in ("auto", 1):
-            raise RequestError(
-                f"run.workers = {run.workers}: run.executor = 'inline' is one worker; allowed are 'auto' and 'ray'"
-            )
-        return
-    setting = f"run.executor = {run.executor!r} with run.workers = {run.workers!r}"
-    if any(one is not None for one in brought):
-        raise RequestError(
-            f"{setting}: a model, tokenizer or data handed over as objects stay in this process; "
-            "allowed is run.executor = 'inline'"
-        )
-    if not files.exclusive:
-        raise RequestError(
-            f"{setting}: {files.url} cannot keep two writers apart, so it takes one worker; "
-            "allowed are run.executor = 'inline', a folder, and s3://"
         )
 
 

@@ -49,13 +49,23 @@ class Hire:
     """Where relative paths of the job begin."""
     files: tuple[SourceFile, ...]
     """As the coordinator counted them."""
+    device: str
+    """`cpu` or `cuda`."""
 
 
 def hire(plan: Plan, name: str, life: str) -> Hire:
     """What a worker of this plan must know; what its own machine must not decide is settled."""
     job = plan.job.model_dump(mode="json")
     job["run"]["threads"] = plan.resolved.threads
-    return Hire(name=name, job=job, lock=plan.lock(), life=life, folder=os.getcwd(), files=plan.source.files)
+    return Hire(
+        name=name,
+        job=job,
+        lock=plan.lock(),
+        life=life,
+        folder=os.getcwd(),
+        files=plan.source.files,
+        device=plan.resolved.device,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +205,7 @@ class Worker:
         files = open_files(job.run.path, job.run.storage)
         watch = LeaseWatch(files, self._hire.life)
         watch.check()
-        plan = make_plan(job, known=self._hire.files)
+        plan = make_plan(job, known=self._hire.files, device=self._hire.device)
         if different := differences(self._hire.lock, plan.lock()):
             raise MismatchError(f"{self._hire.name} on {socket.gethostname()} does not see the same: {different[0]}")
         self._may_load.wait()
