@@ -187,6 +187,9 @@ def of_sums(state: ConceptState, mode: str, unmatched: str = "error") -> Directi
     a, b = (state.a, state.b) if mode == "paired_rejection" else with_waiting(state)
     counts = _counts(state, a, b)
     if mode == "paired_rejection":
+        for letter, group, waiting in zip("AB", (a, b), counts.unmatched):
+            if not group.rows and not waiting and not state.dropped:
+                return undefined(mode, lack(letter, group, counts), counts)
         refuse_unmatched(mode, counts.unmatched, unmatched)
         return _of_pairs(state, counts)
     for letter, group in zip("AB" if mode == "mean_difference" else "A", (a, b)):
@@ -249,7 +252,8 @@ def lack(letter: str, group: WeightedRows, counts: Counts) -> str:
     if group.rows:
         return f"group {letter} has no weight (its {group.rows} rows weigh 0)"
     left_out = f"; left out for NaN or infinity: A {counts.excluded[A]}, B {counts.excluded[B]}"
-    return f"group {letter} is empty (A {counts.rows[A]} rows, B {counts.rows[B]}{left_out})"
+    rows = (counts.rows[A] or counts.unmatched[A], counts.rows[B] or counts.unmatched[B])
+    return f"group {letter} is empty (A {rows[A]} rows, B {rows[B]}{left_out})"
 
 
 def same(a: WeightedRows, b: WeightedRows, resolution: float) -> str | None:

@@ -45,11 +45,11 @@ def fit(examples: Examples, mode: str, unmatched: str = "error") -> Direction:
     if mode not in EXAMPLES:
         raise RequestError(f"mode = {mode!r}: allowed are {', '.join(MODES)}")
     counts = examples.counts
-    if mode == "pca" and examples.paired:
-        refuse_unmatched(mode, counts.unmatched, unmatched)
     why = examples.obstacle
     if why is not None:
         return undefined(mode, why, counts)
+    if mode == "pca" and examples.paired:
+        refuse_unmatched(mode, counts.unmatched, unmatched)
     # One thread: the number of threads would show in the bits, and two on a busy machine were 10 to 100 times slower
     with threadpool_limits(limits=1):
         found = _FITS[mode](examples)

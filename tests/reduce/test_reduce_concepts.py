@@ -298,7 +298,18 @@ UNDEFINED: list[tuple[str, dict[str, Any], str]] = [
         {"states": [[1.0], [NAN]], "groups": [0, 1], "pairs": [3, 3]},
         r"no complete pair .*dropped.* 1",
     ),
-    ("paired_rejection", {"states": np.zeros((0, 2)), "groups": [], "pairs": []}, "no complete pair"),
+    ("paired_rejection", {"states": np.zeros((0, 2)), "groups": [], "pairs": []}, r"group A is empty \(A 0 rows, B 0"),
+    (
+        "paired_rejection",
+        {"states": [[1.0], [2.0]], "groups": [0, 0], "pairs": [1, 2]},
+        "group B is empty .A 2 rows, B 0",
+    ),
+    (
+        "paired_rejection",
+        {"states": [[1.0], [2.0]], "groups": [1, 1], "pairs": [1, 2]},
+        "group A is empty .A 0 rows, B 2",
+    ),
+    ("pca", {"states": [[1.0], [2.0]], "groups": [0, 0], "pairs": [1, 2]}, "group B is empty .A 2 rows, B 0"),
     ("paired_rejection", {"states": [[1.0, 2], [0, 0]], "groups": [0, 1], "pairs": [3, 3]}, "b is zero in every one"),
     (
         "paired_rejection",
