@@ -2,10 +2,13 @@
 
     python jobs/chaos.py --kills 30 --seed 7            # a tiny model over thousands of short texts
     python jobs/chaos.py --kills 30 --job jobs/demo.toml
+    python jobs/chaos.py --kills 50 --workers 3         # on Ray; workers are killed too
 
 Every life is a process of its own, `python -m harvest run`, ended by SIGKILL. Half of the kills fall anywhere from
-its start on, half some time after its first commit. The last line is `identical` (exit status 0) or the first
-difference (1). A run that finishes before the kills are used up is compared, and another is begun.
+its start on, half some time after its first commit. With several workers half of the kills hit a worker instead, and
+the life goes on; each life has another number of them. The run that all are compared with is one worker's, in one
+process. The last line is `identical` (exit status 0) or the first difference (1). A run that finishes before the kills
+are used up is compared, and another is begun.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,7 +50,7 @@ def main() -> int:
     difference, number = None, 0
     while difference is None and stages.total() < options.kills:
         number += 1
-        difference = _one_run(job, folder, number, options.kills, start_up, dice, stages)
+        difference = _one_run(job, folder, number, options, start_up, dice, stages)
     for stage, count in sorted(stages.items()):
         print(f"{count:4d} killed {stage}")
     if not options.folder:
@@ -62,24 +66,35 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--job", help="a job file; its run.path is not used")
     parser.add_argument("--folder", help="where the runs go, and stay; a temporary one by default")
     parser.add_argument("--documents", type=int, default=1500, help="texts of the tiny job")
+    parser.add_argument("--workers", type=int, default=1, help="the most that a life has; more than one means Ray")
     return parser.parse_args()
 
 
 def _one_run(
-    job: Path, folder: Path, number: int, kills: int, start_up: float, dice: random.Random, stages: Counter[str]
+    job: Path,
+    folder: Path,
+    number: int,
+    options: argparse.Namespace,
+    start_up: float,
+    dice: random.Random,
+    stages: Counter[str],
 ) -> str | None:
     """Kills one run until it completes or the kills are used up; returns how it differs from the clean one."""
-    run = folder / f"run-{number}"
-    while stages.total() < kills:
+    run, finished = folder / f"run-{number}", False
+    while not finished and stages.total() < options.kills:
         after_commit = dice.random() < 0.5
         delay = dice.uniform(0, 2.0) if after_commit else dice.uniform(0, 1.2 * start_up)
-        stage = kill_one(job, run, delay, after_commit=after_commit)
-        if stage is None:
-            break
-        stages[stage] += 1
+        workers = dice.randint(1, options.workers)
+        if options.workers > 1 and dice.random() < 0.5:
+            killed, finished = kill_a_worker(job, run, delay, workers, dice)
+        else:
+            stage = kill_one(job, run, delay, after_commit=after_commit, workers=workers)
+            killed, finished = [stage] if stage else [], stage is None
+        stages.update(killed)
         when = f"{delay:.2f} s after {'its first commit' if after_commit else 'its start'}"
         shards = len(list(run.glob("ledger/f*.json")))
-        print(f"run {number}, kill {stages.total():3d}: {when}: {stage}, {shards} shards committed", flush=True)
+        for stage in killed:
+            print(f"run {number}, kill {stages.total():3d}: {when}: {stage}, {shards} shards committed", flush=True)
     finish(job, run)
     difference = first_difference(read_plain(folder / "clean"), read_plain(run))
     if difference is None and (left := attempts_without_record(run)):
@@ -89,17 +104,15 @@ def _one_run(
     return f"run {number}: {difference}" if difference else None
 
 
-def kill_one(job: Path, run: Path, delay: float, *, after_commit: bool) -> str | None:
+def kill_one(job: Path, run: Path, delay: float, *, after_commit: bool, workers: int = 1) -> str | None:
     """One life, killed `delay` seconds after its start or its first commit: the stage that it was in.
 
     None where it finished before that; raises RuntimeError where it failed by itself.
     """
     before, life = _ledger(run), life_of(run)
-    process = harvest("run", str(job), "--set", f"run.path='{run}'")
+    process = harvest("run", str(job), "--set", f"run.path='{run}'", "--set", f"run.workers={workers}")
     if after_commit:
-        give_up = time.monotonic() + WAIT_SECONDS
-        while process.poll() is None and _ledger(run) <= before and time.monotonic() < give_up:
-            time.sleep(POLL_SECONDS)
+        _wait_for_commit(process, run, before)
     try:
         status = process.wait(delay)
     except subprocess.TimeoutExpired:
@@ -109,6 +122,58 @@ def kill_one(job: Path, run: Path, delay: float, *, after_commit: bool) -> str |
     if status != 0:
         raise RuntimeError(f"harvest run ended with status {status}")
     return None
+
+
+def kill_a_worker(job: Path, run: Path, delay: float, workers: int, dice: random.Random) -> tuple[list[str], bool]:
+    """A life on Ray, one of whose workers is killed after its first commit, and half of the time the life too.
+
+    Returns who was killed, and whether the run has finished.
+    """
+    settings = [f"run.path='{run}'", f"run.workers={workers}", "run.executor=ray"]
+    before = _ledger(run)
+    process = harvest("run", str(job), *(word for setting in settings for word in ("--set", setting)))
+    _wait_for_commit(process, run, before)
+    killed = []
+    time.sleep(delay / 4)
+    if found := workers_of(process.pid):
+        os.kill(dice.choice(found), signal.SIGKILL)
+        killed.append("a worker")
+    try:
+        status = process.wait(delay if dice.random() < 0.5 else WAIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return [*killed, "the coordinator of a crew"], False
+    if status != 0:
+        raise RuntimeError(f"harvest run ended with status {status}")
+    return killed, True
+
+
+def workers_of(coordinator: int) -> list[int]:
+    """Processes of Ray's actors that descend from a coordinator which started its own Ray."""
+    parents, actors = {}, []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            if b"_HarvestWorker" in (stat.parent / "cmdline").read_bytes():
+                actors.append(int(stat.parent.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return [pid for pid in actors if coordinator in _ancestors(pid, parents)]
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    found: set[int] = set()
+    while pid in parents and pid not in found:
+        found.add(pid)
+        pid = parents[pid]
+    return found
+
+
+def _wait_for_commit(process: subprocess.Popen[bytes], run: Path, before: set[str]) -> None:
+    give_up = time.monotonic() + WAIT_SECONDS
+    while process.poll() is None and _ledger(run) <= before and time.monotonic() < give_up:
+        time.sleep(POLL_SECONDS)
 
 
 def stage_of(run: Path, *, before_life: str | None, before: set[str]) -> str:

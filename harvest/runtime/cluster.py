@@ -156,6 +156,14 @@ class RayCrew:
         with contextlib.suppress(RayError, ValueError):
             ray.kill(self._actors.pop(worker), no_restart=True)
 
+    def newcomers(self) -> Sequence[str]:
+        """More workers where nodes with more GPUs have joined and the job leaves the number open; they stay named."""
+        room = crew_size(self._plan) if self._plan.job.run.workers == "auto" else 0
+        new = [f"worker-{number}" for number in range(len(self.workers), room)]
+        self.workers = [*self.workers, *new]
+        self._actors.update({worker: self._create(worker) for worker in new})
+        return new
+
     def close(self) -> None:
         """Ends every worker."""
         for worker in list(self._actors):

@@ -34,6 +34,8 @@ BIRTHS = 3
 BUSY_SECONDS = 1.0
 IDLE_SECONDS = 0.05
 """How long a reply may wait for news: from a worker that has all it may hold, and from one that could take more."""
+GROW_SECONDS = 10.0
+"""Between two looks for room for more workers."""
 REPLIES_PER_SECOND = 200
 """Of a whole crew; larger crews answer more slowly."""
 LOADS_PER_NODE = 4
@@ -67,6 +69,9 @@ class Crew(Protocol):
 
     def dismiss(self, worker: str) -> None:
         """Ends the worker for good."""
+
+    def newcomers(self) -> Sequence[str]:
+        """Workers that have come into being since the last call, because there is room for them now."""
 
 
 @dataclass(slots=True)
@@ -113,7 +118,7 @@ class Lead:
         self._warm: set[str] = set()
         """Nodes on which a model has been loaded."""
         self._last_error = ""
-        self._looked = clock()
+        self._looked = self._grew = clock()
         self._was_ready = False
 
     def run(self) -> None:
@@ -235,6 +240,11 @@ class Lead:
                 self._send(worker)
             elif member.heard is not None and now - member.heard > SILENT_SECONDS:
                 self._lose(worker, f"has not answered for {now - member.heard:.0f} s", end=True)
+        if now - self._grew > GROW_SECONDS:
+            self._grew = now
+            for worker in self._crew.newcomers():
+                self._members[worker] = _Member(since=now)
+                self._send(worker)
         for stage, count in Counter(member.stage for member in self._members.values()).items():
             self._meter.record("harvest_workers", count, stage=stage)
         self._meter.record("harvest_shards", len(self._schedule.running), state="running")

@@ -101,6 +101,12 @@ class Simulation:
         self.unborn: set[str] = set()
         """Workers whose processes die while they load."""
         self.loading_at_once = 0
+        self.room_for: list[str] = []
+
+    def newcomers(self) -> Sequence[str]:
+        new, self.room_for = self.room_for, []
+        self.processes.update({worker: self._birth() for worker in new})
+        return new
 
     def _birth(self) -> Process:
         return Process(self.world, str(next(self._numbers)), getattr(self, "now", 0.0))
@@ -208,7 +214,9 @@ def test_every_row_is_committed_once_whatever_happens_to_whom(
                 process = crew.processes[worker]
                 process.state = {"die": "dead", "freeze": "frozen", "hang": "hung", "thaw": "well"}[what]
 
-    ledger, schedule, _ = run(world, Simulation(world, workers, script), attempts=1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harvest.runtime.lead.BIRTHS", 1000)
+        ledger, schedule, _ = run(world, Simulation(world, workers, script), attempts=1000)
     assert rows_of(ledger.records) == world.expected()
     assert schedule.failures == []
 
@@ -316,3 +324,16 @@ def test_a_frozen_coordinator_does_not_take_its_workers_for_dead() -> None:
     ledger, _, events = run(world, crew)
     assert rows_of(ledger.records) == world.expected()
     assert events.lost == []
+
+
+def test_workers_that_join_later_get_their_part() -> None:
+    world = World([600], [True], 10)
+
+    def script(crew: Simulation) -> None:
+        if crew.now == 10:
+            crew.room_for = ["worker-1", "worker-2"]
+
+    crew, alone = Simulation(world, 1, script), Simulation(world, 1)
+    assert rows_of(run(world, crew)[0].records) == world.expected()
+    run(world, alone)
+    assert crew.now < 0.75 * alone.now
