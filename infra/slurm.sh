@@ -104,7 +104,7 @@ while :; do   # a signal ends `wait` early
 done
 run=
 
-if [[ -n $requeue && $status -ne 0 && $status -ne 2 ]]; then   # neither done nor wrong
+if [[ -n $requeue && $status -eq 130 ]]; then
     echo "slurm.sh: the time is up; back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
 fi

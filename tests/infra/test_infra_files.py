@@ -76,7 +76,8 @@ def test_the_rayjob_runs_a_valid_job_with_one_worker_for_every_gpu() -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in containers()[0]["volumeMounts"]}
     assert command[2] == f"{mounts['job']}/job.toml"
     assert CONFIG_MAP["metadata"]["name"] == volumes(PODS[0])["job"]["configMap"]["name"]
-    gpus = sum(pod.get("replicas", 1) * pod_of(pod)["resources"]["limits"]["nvidia.com/gpu"] for pod in PODS)
+    gpus = sum(pod.get("replicas", 1) * pod_of(pod)["resources"]["limits"].get("nvidia.com/gpu", 0) for pod in PODS)
+    assert (job.model.device, CLUSTER["headGroupSpec"]["rayStartParams"]["num-cpus"]) == ("cuda", "0")
     assert f"run.workers={gpus}" in command
 
 

@@ -245,6 +245,7 @@ def test_a_follower_can_leave_and_a_stopped_job_gives_its_lease_back(head: Head,
     assert "had ended already" in again.stdout
     follow = run_submit("--follow", submission, *at, env=head.client)
     assert follow.returncode == 130
+    assert "interrupted; the same command resumes" in follow.stdout
     assert json.loads((tmp_path / "run" / "coordinator.json").read_text())["released"]
 
 
