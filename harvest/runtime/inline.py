@@ -68,7 +68,7 @@ class _Inline:
             with contextlib.closing(self._pipeline.run(self._assignments())) as outcomes:
                 for outcome in outcomes:
                     with self._lock:
-                        self._intake.take(report_of(outcome))
+                        self._intake.take([report_of(outcome)])
 
     def _assignments(self) -> Iterator[Assignment]:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvest.errors import DocumentError, MismatchError, WorkError
@@ -54,22 +55,19 @@ class Intake:
     def __init__(self, ledger: Ledger, lease: Lease, schedule: Schedule, observer: Observer) -> None:
         self._ledger, self._lease, self._schedule, self._observer = ledger, lease, schedule, observer
 
-    def take(self, report: Report, now: float = 0.0) -> None:
-        """Commits the shard of a report, or notes its failure. Raises LostLeaseError before it commits in vain.
+    def take(self, reports: Sequence[Report], now: float = 0.0) -> None:
+        """Commits the shards of some reports, or notes their failures.
 
-        The first report of a shard wins; one that comes later is about a try that nobody needs.
+        The first report of a shard wins; one that comes later is about a try that nobody needs. Raises LostLeaseError
+        instead of committing after a takeover.
         """
-        assignment, record = report.assignment, report.record
-        if record is None:
-            if self._schedule.wants(assignment):
-                goes_on = self._schedule.failed(assignment, report.error, permanent=report.permanent)
-                self._tell(assignment, report.error, goes_on=goes_on)
+        self._commit([report for report in reports if report.record is not None], now)
+        for report in reports:
+            if report.record is None and self._schedule.wants(report.assignment):
+                goes_on = self._schedule.failed(report.assignment, report.error, permanent=report.permanent)
+                self._tell(report.assignment, report.error, goes_on=goes_on)
                 if report.stops and not goes_on:
                     self._schedule.stop()
-        elif self._schedule.wants(assignment):
-            self._commit(assignment, record)
-            self._schedule.committed(record, now)
-            self._observer.committed(record)
         self.beat()
 
     def lost(self, worker: str, error: str, *, blame: bool = True) -> None:
@@ -88,14 +86,23 @@ class Intake:
         tell = self._observer.retried if goes_on else self._observer.gave_up
         tell(assignment.shard.key, error)
 
-    def _commit(self, assignment: Assignment, record: ShardRecord) -> None:
-        """The one place where a shard comes to exist."""
+    def _commit(self, reports: Sequence[Report], now: float) -> None:
+        """The one place where shards come to exist."""
+        first = {report.assignment.shard.key: report for report in reversed(reports)}
+        wanted = [report for report in first.values() if self._schedule.wants(report.assignment)]
+        records = [report.record for report in wanted if report.record is not None]
+        if not records:
+            return
         self._lease.check()
         try:
-            if not self._ledger.commit(record):
-                # The lease is ours and the shard was not there when we took it: a coordinator that was frozen between
-                # its last look at the lease and its commit has left a record whose attempt may be removed by now.
-                self._ledger.remove(record.shard.key)
-                self._ledger.commit(record)
+            for record, was_free in zip(records, self._ledger.commit_all(records)):
+                if not was_free:
+                    # The lease is ours and the shard was not there when we took it: a coordinator that was frozen
+                    # between its last look at the lease and its commit has left a record, whose attempt is a stray.
+                    self._ledger.remove(record.shard.key)
+                    self._ledger.commit(record)
         except OSError as error:  # a disk that takes no record ends the run: by the name of the shard
-            raise WorkError(describe(assignment, error)) from error
+            raise WorkError(describe(wanted[0].assignment, error)) from error
+        for record in records:
+            self._schedule.committed(record, now)
+            self._observer.committed(record)

@@ -136,9 +136,17 @@ class Lead:
             self._listen()
 
     def _listen(self) -> None:
-        for worker, news in self._crew.wait(BUSY_SECONDS):
-            if worker in self._members:
-                self._hear(worker, news)
+        heard = [(worker, news) for worker, news in self._crew.wait(BUSY_SECONDS) if worker in self._members]
+        told = [news for _, news in heard if isinstance(news, Reply)]
+        for reply in told:
+            for key, facts in reply.read:
+                self._schedule.read(key, facts)
+            for progress in reply.progress:
+                self._observer.advanced(progress)
+        if reports := [report for reply in told for report in reply.reports]:
+            self._intake.take(reports, self._clock())
+        for worker, news in heard:
+            self._hear(worker, news)
 
     # ---- one worker --------------------------------------------------------------------------------------------
 
@@ -151,12 +159,6 @@ class Lead:
                 self._lose(worker, news.reason, blame=news.blame, end=news.final)
             return
         member.fresh, member.heard, member.node, member.where = False, now, news.node, f"{news.host}, pid {news.pid}"
-        for key, facts in news.read:
-            self._schedule.read(key, facts)
-        for progress in news.progress:
-            self._observer.advanced(progress)
-        for report in news.reports:
-            self._intake.take(report, now)
         if news.stage == "ready" and member.stage != "ready":
             self._ready(worker, member, news)
         member.stage, member.busy = news.stage, news.busy

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import google_crc32c
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from harvest.errors import DamageError, RequestError
 from harvest.records import FORMAT_VERSION, ShardRecord
@@ -19,6 +20,8 @@ from harvest.store.files import Files, naming_full_disk
 REMOTE_READERS = 16
 """Records fetched at a time from a store where each takes a round trip."""
 MENDS = "harvest verify --repair mends it"
+COMMITTERS = 8
+"""Records committed at a time."""
 Record = TypeVar("Record")
 
 
@@ -50,7 +53,9 @@ def encode_record(kind: TypeAdapter[Record], record: Record) -> bytes:
     fields = json.loads(kind.dump_json(record, warnings="error"))
     if kind.validate_python(fields) != record:
         raise ValueError(f"a record that JSON cannot hold: {record}")
-    return json.dumps({**fields, "crc32c": _crc(fields)}, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+    fields["crc32c"] = _crc(fields)
+    in_order = json.loads(json.dumps(fields, sort_keys=True, allow_nan=False))
+    return to_json(in_order, indent=1) + b"\n"  # json's own writer takes five times as long once it indents
 
 
 def decode_record(kind: TypeAdapter[Record], data: bytes, where: str) -> Record:
@@ -98,6 +103,17 @@ class Ledger:
     def commit(self, record: ShardRecord) -> bool:
         """Makes the shard exist; False where it already does, by this or another attempt, which then stays."""
         return self._create(layout.record_path(record.shard.key), encode_record(_SHARD, record))
+
+    def commit_all(self, records: Sequence[ShardRecord]) -> list[bool]:
+        """The same for several shards, side by side: a disk that makes one durable makes its neighbours so too.
+
+        Whatever fails, the others are committed; the first error is raised afterwards.
+        """
+        if len(records) < 2:
+            return [self.commit(record) for record in records]
+        with ThreadPoolExecutor(min(len(records), COMMITTERS)) as pool:
+            tries = [pool.submit(self.commit, record) for record in records]
+        return [one.result() for one in tries]
 
     def records(self) -> dict[str, ShardRecord]:
         """Shard key -> record, in dataset order. Raises DamageError naming a file that is torn or not ours."""

@@ -165,10 +165,11 @@ class FakeLedger:
     def __init__(self) -> None:
         self.records: dict[str, ShardRecord] = {}
 
-    def commit(self, record: ShardRecord) -> bool:
-        assert record.shard.key not in self.records, "committed twice"
-        self.records[record.shard.key] = record
-        return True
+    def commit_all(self, records: Sequence[ShardRecord]) -> list[bool]:
+        for one in records:
+            assert one.shard.key not in self.records, "committed twice"
+            self.records[one.shard.key] = one
+        return [True] * len(records)
 
 
 class Events(Silent):

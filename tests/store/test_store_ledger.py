@@ -30,7 +30,7 @@ from tests.faults import Faults, FaultyFiles
 def shard_record(index: int = 0, life: str = "9c1f02ab", **changes: Any) -> ShardRecord:
     shard = Shard(file=0, index=index, start=index * 10, stop=index * 10 + 10)
     fields: dict[str, Any] = {field.name: {} for field in dataclasses.fields(ShardRecord)}
-    fields |= dict.fromkeys(("documents", "tokens", "dropped_tokens", "forward_tokens"), 0)
+    fields |= dict.fromkeys(("documents", "tokens", "dropped_tokens", "forward_tokens", "non_finite_documents"), 0)
     fields |= {"format": 1, "shard": shard, "attempt": f"{shard.key}.{life}-1", "rows": 3}
     fields |= {"objects": {"zarr.json": StoredObject(bytes=63, crc32c="87512242")}, "cursor": None}
     fields |= {"keys_digest": "ab", "source_digest": "cd", "ended": False, "cut": False, "seconds": {"forward": 0.1}}
