@@ -285,17 +285,19 @@ def _reply(call: Any) -> Reply | Gone:
     try:
         reply: Reply = ray.get(call)
         return reply
-    except ActorDiedError as error:
-        return Gone(reason=_why(error), blame=not _node_died(error), final=True)
     except RayActorError as error:
-        return Gone(reason=_why(error), blame=not _node_died(error))
+        node = "node" in str(error).lower() and "died" in str(error).lower()
+        birth = f", at its birth: {_last_line(error)}" if "creation task" in str(error) else ""
+        return Gone(
+            reason=f"its {'node' if node else 'process'} died{birth}",
+            blame=not node,
+            final=isinstance(error, ActorDiedError),
+        )
     except RayError as error:
-        raise WorkError(f"Ray: {' '.join(str(error).split())[:300]}") from error
+        raise WorkError(f"Ray: {_last_line(error)}") from error
 
 
-def _node_died(error: RayActorError) -> bool:
-    return "node" in str(error).lower() and "died" in str(error).lower()
-
-
-def _why(error: RayActorError) -> str:
-    return "its process died: " + " ".join(str(error).split())[:200]
+def _last_line(error: RayError) -> str:
+    """What went wrong, without the stack that led there."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
