@@ -17,6 +17,7 @@ import torch
 
 from harvest.errors import DocumentError, WorkError
 from harvest.model.architectures import needs_mask, unwrapped
+from harvest.model.lengths import growing, ungrown
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
 from harvest.model.probe import first_tensor, received
@@ -41,6 +42,7 @@ class Capture:
         self.names = tuple(names)
         self._model, self._runs = model, runs_of(model, names)
         self._device, self._fetching = input_device(self._runs), fetching(self._runs)
+        self._growing = growing(self._runs)
         self._copying: set[torch.device] = set()
         self._masked = needs_mask(model) and _takes(self._runs, "attention_mask")
         self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
@@ -84,7 +86,7 @@ class Capture:
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
             # Not inference mode: what a model keeps for later (rotary tables that grew) must stay fit for training.
-            with torch.no_grad():
+            with torch.no_grad(), ungrown(self._growing):
                 self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
         except _Enough:
             pass

@@ -13,6 +13,7 @@ from torch import nn
 
 from harvest.errors import WorkError
 from harvest.model.architectures import unwrapped
+from harvest.model.lengths import growing, ungrown
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
 from harvest.model.probe import first_tensor, received
@@ -32,7 +33,7 @@ class Watch:
 
     def __init__(self, model: Any, names: Sequence[Name], take: Callable[[Name, torch.Tensor], None]) -> None:
         self.runs: nn.Module = runs_of(model, names)
-        self._fetching = fetching(self.runs)
+        self._fetching, self._growing = fetching(self.runs), growing(self.runs)
         self._model, self._names, self._take = model, tuple(names), take
         self._handles: list[Any] = []
         self._training: list[nn.Module] = []
@@ -67,7 +68,7 @@ class Watch:
         """One forward, which ends as soon as every name has been seen; WorkError if one never was."""
         self._wanted = {str(name) for name in self._names}
         try:
-            with contextlib.suppress(_Enough):
+            with contextlib.suppress(_Enough), ungrown(self._growing):
                 self.runs(**inputs, **({"use_cache": False} if takes(self.runs, "use_cache") else {}))
         finally:
             put_away(self._fetching)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,33 @@ def test_no_batch_has_windows_or_padding_of_both_sides(lengths: list[int], limit
             assert batch.input_ids.size <= max(64, width)
             seen += (batch.rows + stretch.first_row).tolist()
     assert sorted(seen) == list(range(sum(lengths)))
+
+
+GROWING = {
+    "llama": {"rope_parameters": DYNAMIC, "max_position_embeddings": 8},
+    "gemma3_text": {
+        "rope_parameters": {"sliding_attention": BY_LAYER_TYPE["sliding_attention"], "full_attention": DYNAMIC},
+        "max_position_embeddings": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("family", GROWING)
+def test_a_longer_sequence_before_changes_nothing_and_the_model_is_left_as_found(family: str, tmp_path: Path) -> None:
+    model, fresh = (tiny_family(family, **GROWING[family]) for _ in range(2))
+    names, spec = resolve_names(model, ["residual"], "all"), harvest.CaptureSpec()
+    documents = [list(range(5, 5 + length)) for length in (30, 13, 8, 9, 3)]
+    expected = [at_names(copy.deepcopy(fresh), ids, names) for ids in documents]
+    for ids, rows in zip(documents, expected):
+        for layer, _, found in harvest.capture_activations(model, ids, spec):
+            assert worst_error(found, rows[f"residual.{layer}"]) < TOLERANCE_TINY
+    with torch.no_grad():
+        model(torch.arange(2, 60)[None])
+    grown = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    job = {"data": {"ids": "i"}, "run": {"path": str(tmp_path / "run"), "threads": 1}}
+    harvest.run(job, model=model, data=[{"i": documents[2]}, {"i": documents[4]}])  # one fills the context
+    plain = read_plain(tmp_path / "run")
+    for number, rows in ((0, expected[2]), (1, expected[4])):
+        for name in map(str, names):
+            assert worst_error(torch.from_numpy(plain.of(number, name)), rows[name]) < TOLERANCE_TINY
+    assert all(torch.equal(buffer, grown[name]) for name, buffer in model.named_buffers())
