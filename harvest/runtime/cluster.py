@@ -25,6 +25,7 @@ from harvest.config import Job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan
 from harvest.runtime import logs
+from harvest.runtime.executor import cluster_address
 from harvest.runtime.intake import Intake
 from harvest.runtime.lead import Gone, Lead
 from harvest.runtime.metrics import METRICS, SECONDS, Counted
@@ -125,7 +126,7 @@ class RayCrew:
             namespace=NAMESPACE,
             num_cpus=cpus_per_worker(plan),
             num_gpus=gpus_per_worker(plan),
-            memory=plan.estimate.memory_bytes if plan.job.run.address else None,
+            memory=plan.estimate.memory_bytes if cluster_address(plan.job) else None,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
             max_task_retries=0,
@@ -228,7 +229,7 @@ def cpus_per_worker(plan: Plan) -> float:
 
 def _connect(job: Job) -> None:
     run = job.run
-    address = run.address or os.environ.get("RAY_ADDRESS")
+    address = cluster_address(job)
     before = signal.getsignal(signal.SIGTERM)
     try:
         if address:

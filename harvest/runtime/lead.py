@@ -249,5 +249,6 @@ class Lead:
                 self._send(worker)
         for stage, count in Counter(member.stage for member in self._members.values()).items():
             self._meter.record("harvest_workers", count, stage=stage)
+        self._meter.record("harvest_shards", self._schedule.committed_shards, state="committed")
         self._meter.record("harvest_shards", len(self._schedule.running), state="running")
         self._meter.record("harvest_shards", len(self._schedule.failures), state="failed")

@@ -116,6 +116,11 @@ class Schedule:
         """Keys of the shards that are out, in the order in which they went."""
         return list(self._by_key)
 
+    @property
+    def committed_shards(self) -> int:
+        """Of this life and earlier ones."""
+        return len(self._slices.done)
+
     def held(self, worker: str) -> int:
         """Shards that this worker has."""
         return len(self._held.get(worker, ()))

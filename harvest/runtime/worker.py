@@ -159,7 +159,8 @@ class Worker:
             news, self._news = self._news, _News()
             queued = max(0, len(self._holds) - 1)
             reply = self._reply(news)
-        self._meter.record("harvest_queued_shards", queued)
+        self._meter.record("harvest_queued_shards", queued)  # again and again: Ray forgets a gauge that is silent
+        self._meter.record("harvest_load_seconds", self._load_seconds)
         return reply
 
     def _reply(self, news: _News) -> Reply:
@@ -214,7 +215,6 @@ class Worker:
         begin = time.monotonic()
         model = load_model(job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
         self._load_seconds = time.monotonic() - begin
-        self._meter.record("harvest_load_seconds", self._load_seconds)
         return Pipeline(plan, model, files, self._hire.life, self._watch(watch))
 
     def _watch(self, lease: LeaseWatch) -> Watch:
@@ -230,19 +230,18 @@ class Worker:
 
     def _assignments(self) -> Iterator[Assignment]:
         while True:
-            begin = time.monotonic()
             try:
                 assignment = self._inbox.get(timeout=ORPHAN_SECONDS / 4)
             except queue.Empty:
                 if time.monotonic() - self._heard > ORPHAN_SECONDS:
                     return
                 continue
-            finally:
-                self._meter.record("harvest_waiting_seconds_total", time.monotonic() - begin)
             if assignment is None:
                 return
-            self._moved = time.monotonic()
+            before, self._moved = self._moved, time.monotonic()
             with self._changed:
+                if self._under_way == 0:
+                    self._meter.record("harvest_waiting_seconds_total", self._moved - before)
                 self._under_way += 1
             yield assignment
 
