@@ -25,7 +25,6 @@ from harvest.config import Job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan
 from harvest.runtime import logs
-from harvest.runtime.executor import cluster_address
 from harvest.runtime.intake import Intake
 from harvest.runtime.lead import Gone, Lead
 from harvest.runtime.metrics import METRICS, SECONDS, Counted
@@ -44,15 +43,15 @@ CONNECT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def connected(job: Job) -> Iterator[None]:
-    """Ray for as long as the block runs. Ends what it started, and nothing else.
+def connected(job: Job, address: str | None) -> Iterator[None]:
+    """Ray for as long as the block runs: that at `address`, else one of its own. Ends what it started, nothing else.
 
     Raises RequestError where the cluster does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ours = not ray.is_initialized()
     if ours:
-        _connect(job)
+        _connect(job, address)
     try:
         yield
     finally:
@@ -84,9 +83,19 @@ def crew_size(plan: Plan) -> int:
 
 
 def run_cluster(
-    plan: Plan, workers: int, *, files: Files, lease: Lease, schedule: Schedule, observer: Observer, begin: float
+    plan: Plan,
+    workers: int,
+    *,
+    files: Files,
+    lease: Lease,
+    schedule: Schedule,
+    observer: Observer,
+    begin: float,
+    reserve_memory: bool,
 ) -> None:
     """Runs the schedule to its end with so many workers. `begin` is when the command began (monotonic).
+
+    `reserve_memory`: the cluster is shared with others, and counts what the plan says a worker takes.
 
     Failures are left in `schedule.failures`; raises WorkError when no worker is left, LostLeaseError after a takeover.
     """
@@ -94,7 +103,7 @@ def run_cluster(
         return
     meter = RayMeter(run=_run_name(plan), worker="coordinator")
     counted = Counted(observer, meter)
-    crew = RayCrew(plan, workers, lease.life)
+    crew = RayCrew(plan, workers, lease.life, reserve_memory=reserve_memory)
     try:
         Lead(
             crew,
@@ -112,9 +121,9 @@ def run_cluster(
 class RayCrew:
     """One actor per worker, each with at most one call under way."""
 
-    def __init__(self, plan: Plan, workers: int, life: str) -> None:
+    def __init__(self, plan: Plan, workers: int, life: str, *, reserve_memory: bool) -> None:
         self.workers: Sequence[str] = [f"worker-{number}" for number in range(workers)]
-        self._plan, self._life = plan, life
+        self._plan, self._life, self._reserve_memory = plan, life, reserve_memory
         self._calls: dict[Any, str] = {}
         self._actors = {worker: self._create(worker) for worker in self.workers}
 
@@ -126,7 +135,7 @@ class RayCrew:
             namespace=NAMESPACE,
             num_cpus=cpus_per_worker(plan),
             num_gpus=gpus_per_worker(plan),
-            memory=plan.estimate.memory_bytes if cluster_address(plan.job) else None,
+            memory=plan.estimate.memory_bytes if self._reserve_memory else None,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
             max_task_retries=0,
@@ -227,9 +236,8 @@ def cpus_per_worker(plan: Plan) -> float:
     return 1 if asked == "auto" else asked
 
 
-def _connect(job: Job) -> None:
+def _connect(job: Job, address: str | None) -> None:
     run = job.run
-    address = cluster_address(job)
     before = signal.getsignal(signal.SIGTERM)
     try:
         if address:

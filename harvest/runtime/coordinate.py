@@ -21,7 +21,7 @@ from harvest.plan import Plan, differences, make_plan, refuse_unbuilt
 from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
-from harvest.runtime.executor import device_elsewhere, refuse_executor, uses_cluster
+from harvest.runtime.executor import cluster_address, device_elsewhere, refuse_executor, uses_cluster
 from harvest.runtime.inline import run_inline
 from harvest.runtime.progress import Observer, Silent
 from harvest.runtime.schedule import Schedule
@@ -68,7 +68,7 @@ def run(
         if on_cluster:
             from harvest.runtime import cluster  # ray takes its time
 
-            stack.enter_context(cluster.connected(job))
+            stack.enter_context(cluster.connected(job, cluster_address(job)))
             workers = cluster.crew_size(plan)
         lease = stack.enter_context(Lease.acquire(files))
         _Coordinator(plan, files, lease, observer or Silent(), begin, workers).run(model)
@@ -197,6 +197,7 @@ class _Coordinator:
             committed=committed,
             depth=None if self.workers is None else SHARDS_PER_WORKER,
             mark=self.plan.source.mark,
+            before=self.plan.groups_before,
         )
 
     def _work(self, schedule: Schedule, model: Any) -> None:
@@ -213,7 +214,7 @@ class _Coordinator:
             return
         from harvest.runtime.cluster import run_cluster
 
-        run_cluster(self.plan, self.workers, **about)
+        run_cluster(self.plan, self.workers, reserve_memory=cluster_address(self.plan.job) is not None, **about)
 
     def _open(self) -> dict[str, ShardRecord]:
         """Settles what earlier lives left; what stands committed afterwards is what this life builds on."""

@@ -60,10 +60,11 @@ def refuse_executor(job: Job, files: Files, on_cluster: bool, brought: list[Any]
 @contextlib.contextmanager
 def device_elsewhere(job: Job) -> Iterator[str | None]:
     """The device of a cluster's workers, which this machine need not have; None where the work is done on this one."""
-    if not (uses_cluster(job) and cluster_address(job)):
+    address = cluster_address(job)
+    if not (uses_cluster(job) and address):
         yield None
         return
     from harvest.runtime import cluster
 
-    with cluster.connected(job):
+    with cluster.connected(job, address):
         yield cluster.device(job)

@@ -58,10 +58,12 @@ class Schedule:
         committed: Mapping[str, ShardRecord] | None = None,
         depth: int | None = None,
         mark: Callable[[int, int], Mapping[str, Any] | None] = lambda file, row: None,
+        before: Callable[[int, int], Mapping[str, tuple[int, int]]] = lambda file, row: {},
     ) -> None:
         """`kept(file, start, stop)` tells how many rows of a range the sample keeps, without reading them.
 
         `mark(file, row)`: a cursor close before a row, where there is an index; a worker then need not make its own.
+        `before(file, row)`: what lies before a shard of the groups of directions that pair by order.
 
         `depth`: shards that one worker holds at a time, the one it works on included; None: as many as it asks for.
         """
@@ -73,6 +75,7 @@ class Schedule:
             max_tokens=max_tokens,
             committed=committed or {},
             mark=mark,
+            before=before,
         )
         self._attempts, self._depth = attempts, depth
         self._held: dict[str, list[_Try]] = {}  # worker -> its tries, in the order in which it works on them

@@ -49,12 +49,14 @@ class Slices:
         max_tokens: int | None,
         committed: Mapping[str, ShardRecord],
         mark: Callable[[int, int], Mapping[str, Any] | None],
+        before: Callable[[int, int], Mapping[str, tuple[int, int]]],
     ) -> None:
         """`kept(file, start, stop)` tells how many rows of a range the sample keeps, without reading them.
 
-        `mark(file, row)` is a cursor close before a row, for files of which the coordinator has an index.
+        `mark(file, row)` is a cursor close before a row, for files of which the coordinator has an index;
+        `before(file, row)` what lies before a shard of the groups of directions that pair by order.
         """
-        self._mark = mark
+        self._mark, self._before = mark, before
         self._shard_documents, self._kept = shard_documents, kept
         self._limit, self._max_tokens = limit, max_tokens
         self._facts = {key: facts_of(record) for key, record in committed.items()}
@@ -121,6 +123,7 @@ class Slices:
                     documents=None if self._limit is None else self._limit - documents,
                     tokens=None if self._max_tokens is None else self._max_tokens - tokens,
                     cursor=cursor if waits else self._mark(shard.file, shard.start),
+                    before=self._before(shard.file, shard.start),
                 )
                 yield assignment, waits
                 if not waits:
