@@ -205,6 +205,26 @@ def says(flag: Says, config: Any) -> bool:
     )
 
 
+def input_embedding(model: Any) -> nn.Module | None:
+    """What turns the ids that a model reads into vectors; None where transformers cannot tell."""
+    try:
+        embedding: nn.Module | None = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return embedding
+
+
+def vocabulary_of(model: Any) -> int:
+    """How many token ids a model reads: rows of its input embedding, or what its config says of an odd one.
+
+    RequestError for a model that reads no ids.
+    """
+    size = getattr(input_embedding(model), "num_embeddings", None) or getattr(config_of(model), "vocab_size", None)
+    if not isinstance(size, int):
+        raise RequestError(f"model.name: {model.config.model_type!r} reads no token ids; allowed are models of text")
+    return size
+
+
 def unwrapped(model: Any) -> nn.Module:
     """The transformers model that the paths of modules start at; PEFT wrappers are looked through."""
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from harvest.errors import DocumentError, WorkError
-from harvest.model.architectures import needs_mask, unwrapped
+from harvest.model.architectures import architecture_of, needs_mask, unwrapped
 from harvest.model.lengths import growing, ungrown
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
@@ -45,6 +45,7 @@ class Capture:
         self._growing = growing(self._runs)
         self._copying: set[torch.device] = set()
         self._masked = needs_mask(model) and _takes(self._runs, "attention_mask")
+        self._known = architecture_of(model) is not None
         self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
         self._handles: list[Any] = []
         self._training: list[torch.nn.Module] = []
@@ -104,7 +105,8 @@ class Capture:
         if batch.position_ids is not None:
             return {"position_ids": torch.from_numpy(batch.position_ids).to(self._device, non_blocking=True)}
         length = batch.input_ids.shape[1]
-        if not self._masked or int(batch.lengths.min()) == length:
+        full = int(batch.lengths.min()) == length
+        if not self._masked or (full and self._known):  # elsewhere a model without a mask may make one from the ids
             return {}
         real_BT = torch.arange(length)[None] < torch.from_numpy(batch.lengths)[:, None]
         return {"attention_mask": real_BT.long().to(self._device, non_blocking=True)}

@@ -15,6 +15,7 @@ import torch
 from harvest.errors import RequestError, WorkError
 from harvest.model.architectures import decoder_layers
 from harvest.model.cache import ActivationCache, ActivationRecord, Span
+from harvest.model.modules import runs_of
 from harvest.model.placing import checked_offload, own_copy, place_of
 from harvest.model.points import SITES, Name
 from harvest.model.sequences import Sequences
@@ -61,23 +62,40 @@ def capture_activations(
 
     The forward runs in evaluation mode without gradients, on the device of the model, and ends after the last module
     needed: what comes later, such as the head, does not run, nor do hooks there. Hooks of the caller's on what runs
-    act on [B, T, d] as it was given, and what they change is captured. Tensors are ordinary copies that own just what
-    they show. The model is left as found, also after an error. Raises RequestError before the forward for a site or
-    layer that the model does not have, ids or a mask that are none, and a sequence without a token.
+    act on [B, T, d] as it was given, and what they change is captured; where the architecture is not in the table of
+    sites, padded sequences run one by one without their padding, as [1, t, d]. Tensors are ordinary copies that own
+    just what they show. The model is left as found, also after an error. Raises RequestError before the forward for a
+    site or layer that the model does not have, ids or a mask that are none, and a sequence without a token.
     """
     if not isinstance(spec, CaptureSpec):
         raise RequestError(f"spec: {type(spec).__name__} given; allowed is CaptureSpec")
     names, place = _names(model, spec), place_of(spec.offload, "offload")
     given = Sequences.of(input_ids, attention_mask)
+    runs = runs_of(model, names)
+    forwards = [(part, part.inputs(model, runs)) for part in given.forwards(model)]
+    with torch.inference_mode(False), torch.no_grad():
+        found = [_captured(model, names, part, inputs, place) for part, inputs in forwards]
+        rows = {name: given.together([of_part.pop(name) for of_part in found]) for name in list(found[0])}
+    return [CapturedSite(name.layer, _label(name), rows[str(name)]) for name in names]
+
+
+def _captured(
+    model: Any,
+    names: Sequence[Name],
+    part: Sequences,
+    inputs: Mapping[str, torch.Tensor],
+    place: torch.device | None,
+) -> dict[str, torch.Tensor]:
+    """Name -> [T, d] of one sequence or [B, T, d] of several, from one forward."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(name: Name, computed: torch.Tensor) -> None:
-        rows_BTd = _one_row_per_token(computed, given, name)
-        found[str(name)] = given.without_padding(own_copy(rows_BTd[0] if given.single else rows_BTd, place))
+        rows_BTd = _one_row_per_token(computed, part, name)
+        found[str(name)] = own_copy(rows_BTd[0] if part.single else rows_BTd, place)
 
-    with torch.inference_mode(False), torch.no_grad(), Watch(model, names, keep) as watch:
-        watch.run(**given.inputs(model, watch.runs))
-    return [CapturedSite(name.layer, _label(name), found[str(name)]) for name in names]
+    with Watch(model, names, keep) as watch:
+        watch.run(**inputs)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,11 +52,14 @@ def with_widths(model: Any, names: Sequence[Name]) -> tuple[Name, ...]:
 def returns_the_stream(model: Any, block: str, hidden: int) -> bool:
     """Whether the block at a path hands on one vector of `hidden` values per token, and so the residual stream.
 
-    A block whose forward cannot be probed is taken at its word; its rows are still checked when they are captured.
+    A block whose forward cannot be probed is taken at its word; its rows are still checked when they are captured. One
+    that a forward passes by (some models call their blocks' `forward` themselves) can have no hook.
     """
     point: tuple[str, Side] = (block, "output")
     seen = probe(trunk_of(model), unwrapped(model), {point})
-    return point not in seen.shapes or (seen.shapes[point] == (*PROBE, hidden) and point not in seen.several)
+    if point not in seen.shapes:
+        return seen.error is not None
+    return seen.shapes[point] == (*PROBE, hidden) and point not in seen.several
 
 
 def runs_of(model: Any, names: Sequence[Name]) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from harvest.errors import RequestError
-from harvest.model.architectures import architecture_of, config_of
+from harvest.model.architectures import architecture_of, config_of, input_embedding, vocabulary_of
 from harvest.model.lengths import switches
 from harvest.model.packing import outliers_of_the_batch
 from harvest.model.spread import input_device
@@ -54,6 +54,16 @@ class Sequences:
         """There is one sequence: its tensors have no batch axis."""
         return len(self.ids) == 1
 
+    def forwards(self, model: Any) -> list[Sequences]:
+        """What may share a forward: all of it, or each sequence without its padding where nobody knows what that does.
+
+        In the table of architectures padding is known to change nothing; elsewhere convolutions and Fourier transforms
+        take it for tokens, whatever the mask says.
+        """
+        if self.real.all() or architecture_of(model) is not None:
+            return [self]
+        return [Sequences.of(ids_T[real_T]) for ids_T, real_T in zip(self.ids, self.real)]
+
     def inputs(self, model: Any, runs: nn.Module) -> dict[str, torch.Tensor]:
         """Arguments of a forward of `runs`, on its device: a mask and positions where the padding asks for them.
 
@@ -61,33 +71,25 @@ class Sequences:
         of which it computes one otherwise beside another.
         """
         config = config_of(model)
-        embedding = model.get_input_embeddings()
-        vocabulary = int(getattr(embedding, "num_embeddings", config.vocab_size))
+        vocabulary = vocabulary_of(model)
         pad = getattr(config, "pad_token_id", None)
         filler = pad if isinstance(pad, int) and 0 <= pad < vocabulary else 0
-        self._fit(vocabulary, _learned_positions(runs, config, embedding))
+        self._fit(vocabulary, _learned_positions(runs, config, input_embedding(model)))
         device = input_device(runs)
         real_BT = self.real.to(device)
         if (reason := outliers_of_the_batch(model.config)) and not (self.single and real_BT.all()):
             raise RequestError(
                 f"input_ids: {len(self.ids)} padded or several sequences: {reason}; allowed is one, unpadded"
             )
-        if real_BT.all():
-            return {"input_ids": self.ids.to(device)}
+        if real_BT.all() and not (architecture_of(model) is None and takes(runs, "attention_mask")):
+            return {"input_ids": self.ids.to(device)}  # elsewhere a model without a mask may make one from the ids
         inputs = {"input_ids": self.ids.to(device).masked_fill(~real_BT, filler)}  # what stood there need be no id
-        masked = takes(runs, "attention_mask")  # no model without is known to look to its right
-        if masked:
+        if takes(runs, "attention_mask"):
             inputs["attention_mask"] = real_BT.long()
-        counts_padding = self._beside_one_another(config)
-        if (real_BT[:, 0].all() and not counts_padding) or (masked and _counts_by_id(runs)):  # it counts by itself
+        if (real_BT[:, 0].all() and not self._beside_one_another(config)) or _counts_by_id(runs):  # it counts by itself
             return inputs
-        if masked and takes(runs, "position_ids"):
+        if takes(runs, "position_ids"):  # the others of the table count by the mask, or not at all
             inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp_min(0)
-        elif not masked or architecture_of(model) is None:  # those of the table count by the mask, or not at all
-            raise RequestError(
-                f"attention_mask: what padding on the left does to {config.model_type!r} is not known; "
-                "allowed is padding on the right"
-            )
         return inputs
 
     def _fit(self, vocabulary: int, positions: int | None) -> None:
@@ -115,11 +117,16 @@ class Sequences:
             )
         return bisect_left(found, self.ids.shape[1]) not in sides
 
-    def without_padding(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` [T, d] or [B, T, d], those of padding set to zero in place: selected, for they may be NaN."""
-        if not self.real.all():
-            real = (self.real[0] if self.single else self.real).to(rows.device)
-            rows.masked_fill_(~real.unsqueeze(-1), 0)
+    def together(self, found: list[torch.Tensor]) -> torch.Tensor:
+        """What each of `forwards` gave, as [T, d] of one sequence or [B, T, d] of several; rows of padding are zero."""
+        (first, *_), d = found, found[0].shape[-1]
+        if self.real.all():
+            return first
+        real = (self.real[0] if self.single else self.real).to(first.device)
+        if first.shape[:-1] == real.shape:
+            return first.masked_fill_(~real.unsqueeze(-1), 0)  # selected, for they may be NaN
+        rows = first.new_zeros(*real.shape, d)
+        rows[real] = torch.cat(found)
         return rows
 
 
@@ -149,7 +156,7 @@ def _counts_by_id(runs: nn.Module) -> bool:
     return any(hasattr(module, "create_position_ids_from_input_ids") for module in runs.modules())
 
 
-def _learned_positions(runs: nn.Module, config: Any, embedding: nn.Module) -> int | None:
+def _learned_positions(runs: nn.Module, config: Any, embedding: nn.Module | None) -> int | None:
     """How many positions there is a vector for; None where positions are computed and have no end."""
     limit = getattr(config, "max_position_embeddings", None)
     tables = [module for module in runs.modules() if isinstance(module, nn.Embedding) and module is not embedding]

@@ -118,7 +118,7 @@ class _Sites:
         return int(module.weight.shape[0]) if site == "router" else self.hidden
 
     def _has(self) -> str:
-        return f"this model has {', '.join(self.available)}, module:PATH, module_input:PATH"
+        return f"this model has {', '.join([*self.available, *(f'{kind}:PATH' for kind in MODULES)])}"
 
 
 def _split(asked: str) -> tuple[str, int | None]:

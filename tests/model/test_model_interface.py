@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from oracle import worst_error
 from tiny import amplify, tiny_gpt2, tiny_llama
 from torch import nn
-from transformers import xLSTMConfig, xLSTMForCausalLM
+from transformers import CONFIG_MAPPING, AutoModel, xLSTMConfig, xLSTMForCausalLM
 
 import harvest
 from harvest.errors import RequestError, WorkError
@@ -37,12 +38,14 @@ def first(value: Any) -> torch.Tensor:
     return value[0] if isinstance(value, tuple) else value
 
 
-def alone(model: Any, module: nn.Module, ids: list[int]) -> torch.Tensor:
+def alone(model: Any, module: nn.Module, ids: list[int], **arguments: Any) -> torch.Tensor:
     """[T, d]: what a plain hook on a module sees of one document."""
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        arguments["use_cache"] = False
     seen: list[torch.Tensor] = []
     handle = module.register_forward_hook(lambda _m, _a, output: seen.append(first(output).clone()))
     with torch.no_grad():
-        model(input_ids=torch.tensor([ids]), use_cache=False)
+        model(input_ids=torch.tensor([ids]), **arguments)
     handle.remove()
     return seen[0].reshape(len(ids), -1)
 
@@ -457,18 +460,63 @@ def tiny_xlstm() -> Any:
     return amplify(xLSTMForCausalLM(xLSTMConfig(**sizes, **kernels, step_kernel="native")))
 
 
-def test_padding_on_the_left_is_refused_where_nobody_knows_what_it_does() -> None:
-    unheard_of, maskless = tiny_family("mpt"), tiny_xlstm()
-    unheard_of.config.model_type = "unheard_of"
-    for model, kind in ((unheard_of, "unheard_of"), (maskless, "xlstm")):
-        ids, mask = padded(DOCUMENTS, "left")
-        with pytest.raises(RequestError, match=f"on the left does to '{kind}' is not known; allowed is .* the right"):
-            capture_activations(model, ids, CaptureSpec(), mask)
-        ids, mask = padded(DOCUMENTS, "right")
-        found = capture_activations(model, ids, CaptureSpec(), mask)
-        for row, document in enumerate(DOCUMENTS):
-            expected = alone(model, blocks(model)[2], document)
-            assert worst_error(found[2].tensor[row, : len(document)], expected) < TOLERANCE
+def unheard_of() -> Any:
+    """ALiBi that counts by the mask, under a name that nobody knows."""
+    model = tiny_family("mpt")
+    model.config.model_type = "unheard_of"
+    return model
+
+
+def tiny_encoder(kind: str, **more: Any) -> Any:
+    sizes = {"vocab_size": 64, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+    more = {"intermediate_size": 24, "max_position_embeddings": 64, "pad_token_id": 1, **more}
+    torch.manual_seed(0)
+    return amplify(AutoModel.from_config(CONFIG_MAPPING[kind](**sizes, **more)))
+
+
+SEES_PADDING = {
+    "alibi": unheard_of,
+    "no_mask": tiny_xlstm,
+    "convolution": lambda: tiny_encoder("convbert", embedding_size=HIDDEN),
+    "fourier": lambda: tiny_encoder("fnet"),
+    "positions_after_padding": lambda: tiny_encoder("mpnet"),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+@pytest.mark.parametrize("build", SEES_PADDING)
+def test_padding_changes_nothing_where_nobody_knows_what_it_does(build: str, side: str) -> None:
+    model = SEES_PADDING[build]()
+    ids, mask = padded(DOCUMENTS, side, pad=3)
+    found = capture_activations(model, ids, CaptureSpec(), mask)
+    for row, document in enumerate(DOCUMENTS):
+        for layer, _, tensor in found:
+            expected = alone(model, blocks(model)[layer], document)
+            assert worst_error(tensor[row][mask[row] == 1], expected) < TOLERANCE
+            assert not tensor[row][mask[row] == 0].any()
+    ((_, _, single),) = capture_activations(model, ids[1], CaptureSpec(layers=0), mask[1])
+    assert torch.equal(single, found[0].tensor[1])
+
+
+def test_an_id_that_pads_is_a_token_to_a_model_that_makes_its_own_mask(tmp_path: Path) -> None:
+    model, documents = tiny_encoder("dpr"), [[5, 1, 9, 1], [1, 1], [7, 8, 1]]
+    ids, mask = padded(documents, "right", pad=3)
+    found = capture_activations(model, ids, CaptureSpec(layers=0), mask)[0].tensor
+    job = {"data": {"ids": "i"}, "capture": {"layers": [0]}, "run": {"path": str(tmp_path / "run"), "threads": 1}}
+    stored = harvest.run(job, model=model, data=[{"i": document} for document in documents])["residual.0"][:]
+    for row, document in enumerate(documents):
+        every_id = torch.ones(1, len(document), dtype=torch.long)
+        expected = alone(model, blocks(model)[0], document, attention_mask=every_id)
+        start = sum(map(len, documents[:row]))
+        one = capture_activations(model, document, CaptureSpec(layers=0))[0].tensor
+        for rows in (stored[start : start + len(document)], found[row, : len(document)], one):
+            assert worst_error(rows, expected) < TOLERANCE
+
+
+def test_blocks_that_a_forward_passes_by_are_refused_by_name() -> None:
+    model = tiny_encoder("squeezebert", embedding_size=HIDDEN, q_groups=1, k_groups=1, v_groups=1)
+    with pytest.raises(RequestError, match=r"'residual': 'squeezebert' has none: its blocks do not .* has module:PATH,"):
+        capture_activations(model, IDS, CaptureSpec())
 
 
 def test_an_encoder_decoder_and_what_is_no_model_are_refused_by_name() -> None:
