@@ -26,10 +26,12 @@ lint: $(VENV)/test-installed
 
 chaos: $(VENV)/test-installed
 	$(BIN)/python jobs/chaos.py --kills 30
+	$(BIN)/python jobs/chaos.py --kills 20 --workers 3
 
 bench: $(VENV)/demo-installed
 	$(BIN)/python jobs/bench_capture.py --out jobs/results
 	$(BIN)/python jobs/bench_store.py
+	$(BIN)/python jobs/bench_schedule.py
 
 schemas: $(VENV)/test-installed
 	$(BIN)/python -m harvest.schemas schemas

@@ -145,7 +145,11 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us; what is said goes nowhere, the work goes on
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    sys.exit(_status(sys.argv[1:]))
+    status = _status(sys.argv[1:])
+    if status == 130:  # all that is left is to tidy up; someone impatient shall not change the status
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(status)
 
 
 def _status(arguments: list[str]) -> int:

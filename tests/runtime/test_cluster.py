@@ -285,6 +285,27 @@ def test_a_killed_coordinator_takes_its_ray_along_and_the_same_command_resumes(
     assert _processes_of(first.pid) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_ends_with_130_and_gives_the_run_back(number: int, job: Path, tmp_path: Path) -> None:
+    """Also a second and a third signal, as from someone who is impatient."""
+    path = tmp_path / "run"
+    settings = ["--set", f"run.path='{path}'", "--set", "run.executor=ray"]
+    command = [sys.executable, "-m", "harvest", "run", str(job), *settings]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(path.glob("ledger/f*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for _ in range(3 if number == signal.SIGINT else 1):
+        process.send_signal(number)
+        time.sleep(0.3)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "harvest: interrupted; the same command resumes"
+    if number == signal.SIGTERM:
+        assert '"released": true' in (path / "coordinator.json").read_text()
+
+
 def _processes_of(session: int) -> list[str]:
     """Command lines of living processes in the session of one that was killed."""
     found = []
