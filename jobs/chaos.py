@@ -155,7 +155,7 @@ def workers_of(coordinator: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-            if b"_HarvestWorker" in (stat.parent / "cmdline").read_bytes():
+            if b"HarvestWorker" in (stat.parent / "cmdline").read_bytes():
                 actors.append(int(stat.parent.name))
         except OSError:  # it has ended meanwhile
             continue

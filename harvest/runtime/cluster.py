@@ -180,7 +180,7 @@ class RayCrew:
             self.dismiss(worker)
 
 
-class _HarvestWorker(Worker):
+class HarvestWorker(Worker):
     """The actor; its methods' names are what the dashboard shows."""
 
     def __init__(self, hire: Hire, run: str) -> None:
@@ -189,7 +189,7 @@ class _HarvestWorker(Worker):
         super().__init__(hire, RayMeter(run=run, worker=hire.name), node)
 
 
-_Actor = ray.remote(_HarvestWorker)
+_Actor = ray.remote(HarvestWorker)
 
 
 class RayMeter:
