@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ from harvest.store.ledger import Ledger
 NAMESPACE = "harvest"
 OBJECT_STORE_BYTES = 100 << 20
 """Of a cluster started here; only descriptions and records travel, and Ray wants at least 75 MiB."""
-
 CONNECT_SECONDS = 10.0
+"""For a first answer from a cluster's address."""
 
 
 @contextlib.contextmanager
@@ -76,10 +77,13 @@ def crew_size(plan: Plan) -> int:
     """
     _refuse_what_cannot_fit(plan)
     asked = plan.job.run.workers
-    if asked != "auto":
-        return asked
+    return asked if asked != "auto" else max(1, _room(plan))
+
+
+def _room(plan: Plan) -> int:
+    """Workers that all GPUs of the cluster are enough for; 0 for workers that take none."""
     each = gpus_per_worker(plan)
-    return max(1, int(ray.cluster_resources().get("GPU", 0) // each)) if each else 1
+    return int(ray.cluster_resources().get("GPU", 0) // each) if each else 0
 
 
 def run_cluster(
@@ -95,9 +99,8 @@ def run_cluster(
 ) -> None:
     """Runs the schedule to its end with so many workers. `begin` is when the command began (monotonic).
 
-    `reserve_memory`: the cluster is shared with others, and counts what the plan says a worker takes.
-
-    Failures are left in `schedule.failures`; raises WorkError when no worker is left, LostLeaseError after a takeover.
+    `reserve_memory`: the cluster is shared with others, and counts what the plan says a worker takes. Failures are left
+    in `schedule.failures`; raises WorkError when no worker is left, LostLeaseError after a takeover.
     """
     if schedule.finished:
         return
@@ -125,13 +128,16 @@ class RayCrew:
         self.workers: Sequence[str] = [f"worker-{number}" for number in range(workers)]
         self._plan, self._life, self._reserve_memory = plan, life, reserve_memory
         self._calls: dict[Any, str] = {}
+        self._births: Counter[str] = Counter()
         self._actors = {worker: self._create(worker) for worker in self.workers}
 
     def _create(self, worker: str) -> Any:
         plan = self._plan
+        self._births[worker] += 1
+        again = f" ({self._births[worker]})" if self._births[worker] > 1 else ""  # the killed one's name is free later
         threads = str(plan.resolved.threads)
         return _Actor.options(  # type: ignore[attr-defined]
-            name=f"harvest {_run_name(plan)} {self._life} {worker}",
+            name=f"harvest {_run_name(plan)} {self._life} {worker}{again}",
             namespace=NAMESPACE,
             num_cpus=cpus_per_worker(plan),
             num_gpus=gpus_per_worker(plan),
@@ -168,7 +174,7 @@ class RayCrew:
 
     def newcomers(self) -> Sequence[str]:
         """More workers where nodes with more GPUs have joined and the job leaves the number open; they stay named."""
-        room = crew_size(self._plan) if self._plan.job.run.workers == "auto" else 0
+        room = _room(self._plan) if self._plan.job.run.workers == "auto" else 0
         new = [f"worker-{number}" for number in range(len(self.workers), room)]
         self.workers = [*self.workers, *new]
         self._actors.update({worker: self._create(worker) for worker in new})

@@ -117,7 +117,6 @@ class Lead:
         self._members = {worker: _Member(since=clock()) for worker in crew.workers}
         self._warm: set[str] = set()
         """Nodes on which a model has been loaded."""
-        self._last_error = ""
         self._looked = self._grew = clock()
         self._was_ready = False
 
@@ -163,7 +162,7 @@ class Lead:
             self._ready(worker, member, news)
         member.stage, member.busy = news.stage, news.busy
         if news.stage == "ended":
-            self._lose(worker, news.error or "ended by itself", blame=False, permanent=news.permanent)
+            self._lose(worker, news.error or "ended by itself", blame=bool(news.error), permanent=news.permanent)
         elif news.still_seconds > HUNG_SECONDS:
             self._lose(worker, f"has not moved for {news.still_seconds:.0f} s", end=True)
         else:
@@ -210,7 +209,6 @@ class Lead:
         """Its shards go elsewhere; it begins anew, or is let go where it never gets ready."""
         member = self._members[worker]
         text = f"{worker}{f' ({member.where})' if member.where else ''}: {reason}"
-        self._last_error = text
         births = 0 if member.stage == "ready" else member.births + 1
         self._intake.lost(worker, text, blame=blame)
         ready = sum(other.stage == "ready" for name, other in self._members.items() if name != worker)

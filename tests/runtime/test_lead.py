@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -338,3 +338,21 @@ def test_workers_that_join_later_get_their_part() -> None:
     assert rows_of(run(world, crew)[0].records) == world.expected()
     run(world, alone)
     assert crew.now < 0.75 * alone.now
+
+
+def test_a_worker_that_ends_with_an_error_at_every_shard_does_not_go_on_for_ever() -> None:
+    world = World([20], [True], 10)
+
+    class Ending(Process):
+        def reply(self, now: float) -> Reply:
+            told = super().reply(now)
+            return replace(told, stage="ended", error="MemoryError", reports=()) if self.holds else told
+
+        def work(self, now: float, error: Callable[[Assignment], str]) -> None: ...
+
+    class Crew(Simulation):
+        def _birth(self) -> Process:
+            return Ending(self.world, str(next(self._numbers)), getattr(self, "now", 0.0))
+
+    _, schedule, _ = run(world, Crew(world, 1))
+    assert sorted((f.shard.index, f.attempts) for f in schedule.failures) == [(0, 3), (1, 3)]
