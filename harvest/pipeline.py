@@ -167,7 +167,7 @@ class Pipeline:
         """A new attempt at a shard, in a folder of its own."""
         return ShardWork(
             self.plan,
-            assignment.shard,
+            assignment,
             text,
             reductions=self.reductions,
             files=self.files,
@@ -189,14 +189,15 @@ class Pipeline:
             capture.wait()
         with work.clock("reduce"):
             sums = work.reduced(window, rows)
-        if not work.all_finite(sums):
+        if not work.all_finite(sums, rows):
             with work.clock("forward"):
                 for batch in unpadded(window.batches, non_finite_rows(rows)):
                     capture(batch, rows)
                 capture.wait()
             with work.clock("reduce"):
                 sums = work.reduced(window, rows)
-        work.add(sums, window, rows)
+        with work.clock("reduce"):
+            work.add(sums, window, rows)
 
     def _progress(self, work: ShardWork, batch: Batch, seconds: float) -> Progress:
         rows = len(batch.source)

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harvest.config import Job
+from harvest.config import DirectionSettings, Job
 from harvest.errors import NotBuiltError, RequestError
 from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, span_names, worker_memory
+from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
-from harvest.text.spans import PHASES, ROLES, asked_spans, uses_spans
+from harvest.text.spans import refuse_span, uses_spans
 from harvest.text.tokenise import Tokeniser
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Plan:
     source: Source
     tokeniser: Tokeniser
     estimate: Estimate
+    groups_before: GroupsBefore
+    """What pairs by order need to know of a shard; empty in a worker, which is told."""
 
     def lock(self) -> dict[str, Any]:
         """What must be equal for a run to go on, as flat `setting -> value`."""
@@ -117,7 +120,7 @@ def make_plan(
     if model is not None:
         _refuse_loading(job)
     spans = [job.data.spans] if job.data.spans is not None else []
-    columns = list(dict.fromkeys([job.data.column, *spans, *(job.data.keep or ())]))
+    columns = list(dict.fromkeys([job.data.column, *spans, *job.kept, *job.direction_columns]))
     source = open_source(job.data, columns, data, known)
     found = _describe(job, model, tokenizer, device)
     tokeniser = _tokeniser(job, found)
@@ -126,6 +129,7 @@ def make_plan(
     bytes_per_document = sum(name.width for name in found.names) * ITEMSIZE["float32"] * len(job.capture.pool or ())
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
+    shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
     resolved = Resolved(
         dtype=found.dtype,
         device=found.device.partition(":")[0],
@@ -135,13 +139,13 @@ def make_plan(
         batching=_batching(job, found),
         tokens_per_batch=_tokens_per_batch(job, found.device),
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
-        shard_documents=shard_documents(job, probe, bytes_per_row, bytes_per_document),
+        shard_documents=shard,
         store_dtype=store_dtype,
         chunk_bytes=int(job.store.chunk_mb * 2**20),
         threads=resolve_threads(job),
         names=tuple(str(name) for name in found.names),
         fixed_date=FIXED_DATE.date().isoformat(),
-        spans=uses_spans(job.data, job.capture),
+        spans=uses_spans(job.data, job.capture, job.directions),
     )
     memory = worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
@@ -167,6 +171,7 @@ def make_plan(
             memory_bytes=memory,
             free_bytes=free_bytes,
         ),
+        groups_before=GroupsBefore(shard) if known or not job.directions else count_groups(job, source, shard),
     )
     _refuse_lack_of_room(job, plan.estimate)
     return plan
@@ -175,24 +180,38 @@ def make_plan(
 def refuse_unbuilt(job: Job) -> None:
     """Names a setting of the documented interface that this version does not have yet."""
     unbuilt: list[tuple[str, bool, str]] = [
-        ("directions", bool(job.directions), "leave it out"),
         ("answers", bool(job.answers), "leave it out"),
         ("data.contrast", job.data.contrast is not None, "leave it out"),
         ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
         ("store.compression", job.store.compression != "none", "allowed is 'none'"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
     ]
-    if not (job.capture.store or job.capture.pool or job.statistics.moments):
+    if not (job.capture.store or job.capture.pool or job.statistics.moments or job.directions):
         raise RequestError(
-            "capture.store = False: then something else must be kept; allowed are statistics.moments = true "
-            "and capture.pool"
+            "capture.store = False: then something else must be kept; allowed are statistics.moments = true, "
+            "capture.pool and [[directions]]"
         )
+    for direction in job.directions:
+        _refuse_unbuilt_direction(direction)
     settings = job.model_dump(mode="json")
     for key, asked, allowed in unbuilt:
         if asked:
             table, _, setting = key.partition(".")
             value = settings[table][setting] if setting else settings[table]
             raise NotBuiltError(f"{key} = {value!r}: not built in this version; {allowed}")
+
+
+def _refuse_unbuilt_direction(direction: DirectionSettings) -> None:
+    unbuilt = [
+        ("positive", isinstance(direction.positive, dict), "allowed is a list of values of the column"),
+        ("negative", isinstance(direction.negative, dict), "allowed are a list of values of the column, and 'rest'"),
+        ("weight", direction.weight == "logit_diff", "allowed is 'column:NAME'"),
+        ("correct_only", direction.correct_only, "allowed is false"),
+    ]
+    for key, asked, allowed in unbuilt:
+        if asked:
+            value = f"{key} = {getattr(direction, key)!r}"
+            raise NotBuiltError(f"direction {direction.name!r}: {value}: not built in this version; {allowed}")
 
 
 def _refuse_loading(job: Job) -> None:
@@ -282,6 +301,8 @@ def _tokeniser(job: Job, model: _Model) -> Tokeniser:
         bos_id=_token_id(model.config, "bos"),
         eos_id=_token_id(model.config, "eos"),
         special_ids=_special_ids(model.config),
+        directions=job.directions,
+        kept=job.kept,
     )
 
 
@@ -290,10 +311,7 @@ def _refuse_unknown_spans(job: Job, source: Source, tokeniser: Tokeniser) -> Non
     met = span_names(source, tokeniser) if tokeniser.doubtful_spans else frozenset()
     for name in tokeniser.doubtful_spans:
         if name not in met:
-            raise RequestError(
-                f"capture.positions = {{span = {list(asked_spans(job.capture))}}}: {name!r} is neither a phase nor a "
-                f"role of these chats; allowed are {', '.join(sorted({*PHASES, *ROLES, *met}))}"
-            )
+            raise refuse_span(name, job.capture, met)
 
 
 def _batching(job: Job, model: _Model) -> str:

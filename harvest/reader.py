@@ -17,9 +17,11 @@ import torch
 
 from harvest.activations import TORCH_DTYPES, Activations, Parts, row_numbers
 from harvest.batches import Batches
+from harvest.directions import Named, Result, compute, stored
 from harvest.errors import NotBuiltError, RequestError
 from harvest.features import labels_of, pooled_rows
 from harvest.records import ShardRecord
+from harvest.reduce.direction import Direction
 from harvest.reduce.moments import NameStatistics
 from harvest.results import merged_statistics, summarise
 from harvest.store import layout
@@ -235,9 +237,27 @@ class Run:
             raise RequestError(f"statistics: this run keeps none ({why})")
         return found
 
-    def directions(self, mode: str | None = None) -> Any:
-        """Concept directions, by name and by name of the activations."""
-        raise NotBuiltError("directions(): not built in this version")
+    def directions(self, mode: str | None = None) -> Named[Named[Direction]]:
+        """Concept directions by their name, then by the name of the activations (`residual.12`, or `residual.12@-3`
+        where the state is read at several places); of the job's first mode, or of `mode` where that was asked for.
+
+        Of a finished run as they were written; of an unfinished one computed now, from the committed shards.
+        """
+        asked = {result.name: list(result.found) for result in self.direction_results}
+        found = {
+            result.name: Named(result.found[mode or next(iter(result.found))], f"direction {result.name!r}")
+            for result in self.direction_results
+            if mode is None or mode in result.found
+        }
+        if mode is not None and not found:
+            modes = dict.fromkeys(one for modes in asked.values() for one in modes)
+            raise RequestError(f"mode = {mode!r}: this run has {', '.join(modes) or 'no directions'}")
+        return Named(found, "directions")
+
+    @cached_property
+    def direction_results(self) -> list[Result]:
+        """Every direction with all its modes and its card, in the job's order."""
+        return list(stored(self.files, self.record) if self.complete else compute(self.files, self.record, self.shards))
 
     @overload
     def features(self, name: str, pool: str = "mean", labels: None = None) -> np.ndarray: ...

@@ -66,6 +66,8 @@ class Assignment:
     """What is left of `data.max_tokens`; None without a limit."""
     cursor: Mapping[str, Any] | None
     """Where the file's reader may go on."""
+    before: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Direction that pairs by order -> examples of A and of B in the dataset before the shard."""
     attempt: int = 0
     """Number of the try, different for every one of a coordinator's life."""
 
@@ -107,9 +109,9 @@ class Window:
     ids: np.ndarray
     """int32 [T]: what the model reads, a window's own BOS included."""
     keep: np.ndarray
-    """int32 [k], rising: the positions within `ids` whose rows are stored."""
+    """int32 [k], rising: the positions within `ids` whose rows are captured."""
     row: int
-    """Row within the shard of the first kept position; the others follow without gaps."""
+    """Captured row within the shard of the first kept position; the others follow without gaps."""
     document: int
     """The document's id, for messages; of a stream the id of the first one with a row here."""
     documents: np.ndarray | None = None
@@ -140,6 +142,52 @@ class TokenColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Where a direction reads the state of a document."""
+
+    kind: str
+    """`at` one token, `all` (each is an example), `mean` over the document, or `span`."""
+    index: int = 0
+    """Of the token, for `at`; negative from the end."""
+    span: str = ""
+    """Its name, for `span`."""
+    pool: str | None = None
+    """`mean`, `last` or `max`, where several rows make one state."""
+    label: str = ""
+    """What follows `@` in the name where there are several reads: `-3`, `last`, `answer.mean`; empty for a single."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardExamples:
+    """The examples of one direction at one read in a shard, known before the forward; n of them in dataset order."""
+
+    read: Read
+    document: np.ndarray
+    """int64 [n]"""
+    variant: np.ndarray
+    """int8 [n]: which sequence of the document."""
+    position: np.ndarray
+    """int32 [n]: where the state is read, the last place of several; -1 where there is none."""
+    group: np.ndarray
+    """int8 [n]: 0 is A (positive), 1 is B."""
+    weight: np.ndarray
+    """float64 [n]"""
+    pair: tuple[str, ...] | None
+    """Key of each example's pair; None without pairs, and where they go by order."""
+    held_out: np.ndarray | None
+    """bool [n] where a column says it; None where a hash does."""
+    rows: np.ndarray
+    """int64 [m], rising: the captured rows that the states are made of."""
+    owner: np.ndarray
+    """int64 [m], rising: the example that each of them belongs to. One without a row has no state: NaN."""
+    unknown: int = 0
+    """Documents of neither group."""
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardText:
     """A shard, tokenised whole: every row's place is known before the first forward."""
 
@@ -148,7 +196,11 @@ class ShardText:
     windows: Sequence[Window]
     """In dataset order; windows without a kept position are left out (nothing to run them for)."""
     tokens: TokenColumns
-    """In row order."""
+    """Of the stored rows, in row order."""
+    stored: np.ndarray | None = None
+    """bool [captured rows]: the others are read for directions only. None where all are stored."""
+    examples: Mapping[str, Sequence[ShardExamples]] = field(default_factory=dict)
+    """Direction -> its examples, read by read."""
     forward_tokens: int
     """Tokens that the windows feed to the model, padding not counted."""
     tokens_run: int
@@ -192,7 +244,7 @@ class SortWindow:
     """Consecutive windows of a shard that are sorted by length among themselves and written together."""
 
     first_row: int
-    """Row within the shard of the window's first row."""
+    """Captured row within the shard of the window's first row."""
     rows: int
     """Rows in it."""
     batches: Sequence[Batch]

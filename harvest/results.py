@@ -1,14 +1,15 @@
-"""What a run comes to: sums merged in shard order and totals over the records, and the two files that say so."""
+"""What a run comes to: sums merged in shard order, directions, totals over the records, and the files that say so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harvest.directions import write_directions
 from harvest.errors import DamageError
 from harvest.records import ShardRecord
-from harvest.reduce.base import StateFile
 from harvest.reduce.moments import Moments, NameStatistics
+from harvest.states import open_states, states_path
 from harvest.store import layout
 from harvest.store.files import Files
 from harvest.store.ledger import Ledger
@@ -20,7 +21,7 @@ TABLES = ("skipped", "non_finite", "zero_rows", "span_documents", "seconds")
 
 
 def write_results(files: Files) -> dict[str, Any]:
-    """Writes statistics.parquet, then complete.json; returns the totals. Call it with the lease held.
+    """Writes statistics.parquet and directions, then complete.json; returns the totals. Call it with the lease held.
 
     Every shard must be committed. Raises DamageError where saved sums or records cannot be read.
     """
@@ -30,7 +31,8 @@ def write_results(files: Files) -> dict[str, Any]:
     statistics = merged_statistics(files, records, run.plan["resolved"]["names"])
     if statistics:
         files.replace(layout.STATISTICS, parquet_bytes(statistics_table(statistics)))
-    summary = summarise(records)
+    directions = write_directions(files, run, records)
+    summary = summarise(records) | ({"directions": directions} if directions else {})
     ledger.complete(summary)
     return summary
 
@@ -46,27 +48,10 @@ def merged_statistics(files: Files, records: Sequence[ShardRecord], names: Seque
         states = open_states(files, record)
         for name in states.names(moments.kind):
             if name not in merged:
-                raise DamageError(f"{_states_path(files, record)}: sums of {name!r}, which is no name of this run")
+                raise DamageError(f"{states_path(files, record)}: sums of {name!r}, which is no name of this run")
             seen = True
             merged[name] = moments.merge(merged[name], states.load(moments, name))
     return {name: moments.finalise(state) for name, state in merged.items()} if seen else {}
-
-
-def open_states(files: Files, record: ShardRecord) -> StateFile:
-    """The saved sums of a shard. Raises DamageError where they are missing or cut."""
-    path = f"{layout.attempt_path(record.attempt)}/{layout.STATES}"
-
-    def read(start: int, length: int) -> bytes:
-        try:
-            return files.read_range(path, start, length)
-        except FileNotFoundError:
-            return b""  # reads as cut short, by name
-
-    return StateFile(read, _states_path(files, record))
-
-
-def _states_path(files: Files, record: ShardRecord) -> str:
-    return f"{files.url}/{layout.attempt_path(record.attempt)}/{layout.STATES}"
 
 
 def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:

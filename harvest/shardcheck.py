@@ -14,8 +14,8 @@ from harvest.features import documents_with_rows
 from harvest.findings import Finding
 from harvest.records import DOCUMENTS_PER_FILE, ArraySpec, ShardRecord
 from harvest.reduce.base import StateFile
-from harvest.results import open_states
 from harvest.scan import Scan, kind_of, same_sums, scan_rows
+from harvest.states import open_states
 from harvest.store import layout
 from harvest.store.arrays import StoredArray
 from harvest.store.files import Files

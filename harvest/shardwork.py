@@ -13,13 +13,16 @@ import torch
 
 from harvest.buffers import Rows
 from harvest.environment import environment
+from harvest.examples import ShardReads
 from harvest.plan import Plan
-from harvest.records import FORMAT_VERSION, ArraySpec, DocumentRow, Shard, ShardRecord, ShardText, SortWindow
-from harvest.reduce.base import Block, Reduction, save_states
+from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, ShardRecord, ShardText, SortWindow
+from harvest.reduce.base import Block, Reduction, Saved, save_states
+from harvest.reduce.concepts import Concepts
 from harvest.reduce.pool import DocumentPool, Pooled
 from harvest.store.attempt import AttemptWriter
+from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
-from harvest.store.layout import DOCUMENTS, STATES, TOKENS, pooled_name
+from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 from harvest.text.reasons import NON_FINITE
 
@@ -33,7 +36,7 @@ class ShardWork:
     def __init__(
         self,
         plan: Plan,
-        shard: Shard,
+        assignment: Assignment,
         text: ShardText,
         *,
         reductions: Sequence[Reduction[Any]],
@@ -43,7 +46,7 @@ class ShardWork:
     ) -> None:
         """`still_mine` is asked before each object that is written, and raises when it must not be."""
         self._plan, self._reductions = plan, reductions
-        self._text, self.shard, self.attempt = text, shard, attempt
+        self._text, self.shard, self.attempt = text, assignment.shard, attempt
         self._states: Sums = [{str(name): part.zero() for name in plan.names} for part in reductions]
         self._non_finite: set[int] = set()
         """Documents with a value that is no finite number."""
@@ -53,7 +56,15 @@ class ShardWork:
         self.seconds: dict[str, float] = {"forward": 0.0, "reduce": 0.0, "write": 0.0}
         if plan.job.capture.pool:
             self.seconds["pool"] = 0.0
-        self._kept = plan.job.data.keep or ()
+        self._reads = ShardReads(
+            plan.job.directions,
+            text,
+            assignment.before,
+            {str(name): name.width for name in plan.names},
+            stores_rows=plan.job.capture.store,
+        )
+        self._stored_before = None if text.stored is None else np.concatenate([[0], np.cumsum(text.stored)])
+        """Stored rows before each captured one; None where they are the same."""
         pools = plan.job.capture.pool or ()
         self._pools = {str(name): DocumentPool(pools, name.width) for name in plan.names} if pools else {}
         self.stores_rows = plan.job.capture.store
@@ -71,7 +82,7 @@ class ShardWork:
 
     def reduced(self, window: SortWindow, rows: Rows) -> Sums:
         """Every sum with a window's rows, as stored and in dataset order, on top; `add` makes it count."""
-        at = slice(window.first_row, window.first_row + window.rows)
+        at, rows = self._stored(window, rows)
         tokens = self._text.tokens
         special, document, position = tokens.special[at], tokens.document[at], tokens.position[at]
         return [
@@ -84,18 +95,33 @@ class ShardWork:
             for reduction, states in zip(self._reductions, self._states)
         ]
 
-    def all_finite(self, sums: Sums) -> bool:
-        """Whether the window's rows in these sums hold finite numbers only."""
+    def _stored(self, window: SortWindow, rows: Rows) -> tuple[slice, Rows]:
+        """Where the window's stored rows lie in the shard, and themselves; a copy only where not all are stored."""
+        at = slice(window.first_row, window.first_row + window.rows)
+        if self._text.stored is None or self._stored_before is None:
+            return at, rows
+        index = torch.from_numpy(np.flatnonzero(self._text.stored[at]))
+        stored = slice(int(self._stored_before[at.start]), int(self._stored_before[at.stop]))
+        return stored, {name: block.index_select(0, index) for name, block in rows.items()}
+
+    def all_finite(self, sums: Sums, rows: Rows) -> bool:
+        """Whether the window's rows, which are in these sums or only read, hold finite numbers only."""
+        if self._text.stored is not None:
+            return not non_finite_rows(rows).any()
+        return self._sums_finite(sums)
+
+    def _sums_finite(self, sums: Sums) -> bool:
         return all(
             state.non_finite_values == self._states[0][name].non_finite_values for name, state in sums[0].items()
         )
 
     def add(self, sums: Sums, window: SortWindow, rows: Rows) -> None:
         """What `reduced` made of the window counts from now on, and so do its documents with odd values."""
-        if not self.all_finite(sums):
-            document = self._text.tokens.document[window.first_row : window.first_row + window.rows]
-            self._non_finite.update(np.unique(document[non_finite_rows(rows)]).tolist())
+        if not self._sums_finite(sums):
+            at, stored = self._stored(window, rows)
+            self._non_finite.update(np.unique(self._text.tokens.document[at][non_finite_rows(stored)]).tolist())
         self._states = sums
+        self._reads.update(window, rows)
 
     def write(self, window: SortWindow, rows: Rows, give_back: Callable[[Rows], None]) -> None:
         """Appends a window to every array, and the documents that end in it to the pooled ones.
@@ -103,15 +129,15 @@ class ShardWork:
         After an error, which `finish` will raise, only gives the buffers back.
         """
         try:
+            at, stored = self._stored(window, rows)
             if self._error is None and self.stores_rows:
                 with self.clock("write"):
-                    for name, block in rows.items():
+                    for name, block in stored.items():
                         self._writer.append(name, as_numpy(block))
             if self._error is None and self._pools:
-                at = slice(window.first_row, window.first_row + window.rows)
                 with self.clock("pool"):
                     for name, pool in self._pools.items():
-                        self._append_pooled(name, pool.update(rows[name], self._text.tokens.document[at]))
+                        self._append_pooled(name, pool.update(stored[name], self._text.tokens.document[at]))
         except Exception as error:
             self._error = error
         finally:
@@ -141,8 +167,14 @@ class ShardWork:
                     self._append_pooled(name, pool.finish())
                 if self.stores_rows:
                     self._writer.table(TOKENS, tokens_table(self._text.tokens))
-                self._writer.table(DOCUMENTS, documents_table(self._documents(), self._kept))
-                self._writer.blob(STATES, save_states(zip(self._reductions, self._states)))
+                self._writer.table(DOCUMENTS, documents_table(self._documents(), self._plan.job.kept))
+                self._reads.finish()
+                states: list[tuple[Saved[Any], Mapping[str, Any]]] = [*zip(self._reductions, self._states)]
+                if self._plan.job.directions:
+                    states.append((Concepts(), self._reads.states()))
+                self._writer.blob(STATES, save_states(states))
+                for direction, kept in self._reads.kept().items():
+                    self._writer.blob(examples_name(direction), examples_bytes(kept.keys, kept.states))
                 objects = self._writer.close()
         except Exception as error:
             return self.give_up(error)

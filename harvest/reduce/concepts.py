@@ -72,12 +72,13 @@ class Concepts:
         """The state of no rows."""
         return ConceptState()
 
-    def update(self, state: ConceptState, rows: torch.Tensor, labels: Labels) -> ConceptState:
+    def update(self, state: ConceptState, rows: torch.Tensor, labels: Labels, resolution: float = 0.0) -> ConceptState:
         """A new state with read states [n, d] of any float dtype added, on whatever device they are.
 
-        Raises RequestError for a pair's third row.
+        `resolution`: rounding step of what the rows were made from, where that is coarser than theirs. Raises
+        RequestError for a pair's third row.
         """
-        return self.merge(state, _block_state(rows.detach().cpu(), labels)) if len(labels) else state
+        return self.merge(state, _block_state(rows.detach().cpu(), labels, resolution)) if len(labels) else state
 
     def merge(self, first: ConceptState, second: ConceptState) -> ConceptState:
         """The state of both; pairs that come together now are added. Raises RequestError for a pair's third row."""
@@ -159,7 +160,7 @@ class ConceptTotal:
         return replace(self._sums, waiting=dict(self._waiting), done=frozenset(self._done))
 
 
-def _block_state(rows: torch.Tensor, labels: Labels) -> ConceptState:
+def _block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptState:
     good = usable(rows)
     group, weight = labels.group, labels.weight
     if labels.pair is None:
@@ -170,7 +171,7 @@ def _block_state(rows: torch.Tensor, labels: Labels) -> ConceptState:
         complete = good[labels.a] & good[labels.b]
         a = ina = labels.a[complete]
         b = inb = labels.b[complete]
-    resolution = min(torch.finfo(rows.dtype).eps, COARSEST)
+    resolution = max(coarser, min(torch.finfo(rows.dtype).eps, COARSEST))
     rest, degenerate, parallel = _rejections(rows, ina, inb, (weight[ina] + weight[inb]) / 2, resolution)
     return ConceptState(
         a=weighted(rows, a, weight[a]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +14,19 @@ SHORT = 16
 """Rows of a document, on average, below which all documents are added to at once: a call for each costs more."""
 
 Pooled = Mapping[str, np.ndarray]
-"""Pool -> float32 [k, d], k documents one after the other."""
+"""Pool -> float32 or float64 [k, d], k documents one after the other."""
 
 
 class DocumentPool:
-    """The pools of one name: `mean` (float64 sums in row order), `last` and `max`, given out as float32.
+    """The pools of one name: `mean` (float64 sums in row order), `last` and `max`, given out as float32 or float64.
 
     Only the document that is still open is held, so memory does not grow with its length, and the bits do not depend
     on where blocks are cut. A value that is no number makes the mean and the maximum of its document none, too.
     """
 
-    def __init__(self, pools: Sequence[str], width: int) -> None:
-        self._pools, self._width = tuple(pools), width
+    def __init__(self, pools: Sequence[str], width: int, dtype: type[np.floating[Any]] = np.float32) -> None:
+        """`dtype` of what is given out; the sums are float64."""
+        self._pools, self._width, self._dtype = tuple(pools), width, dtype
         self._document: int | None = None
         self._open: dict[str, np.ndarray] = {}
         self._rows = 0
@@ -59,7 +61,7 @@ class DocumentPool:
             yield {pool: self._given(pool, value[:-1], counts[:-1, None]) for pool, value in found.items()}
 
     def _given(self, pool: str, value: np.ndarray, count: int | np.ndarray) -> np.ndarray:
-        given: np.ndarray = (value / count if pool == "mean" else value).astype(np.float32)
+        given: np.ndarray = (value / count if pool == "mean" else value).astype(self._dtype)
         return given
 
 

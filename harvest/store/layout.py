@@ -80,6 +80,16 @@ def pooled_name(pool: str, name: str) -> str:
     return f"{POOLED}/{pool}/{name}"
 
 
+def examples_name(direction: str) -> str:
+    """Within an attempt: the examples of a direction."""
+    return f"examples-{direction}.arrow"
+
+
+def direction_path(direction: str, kind: str) -> str:
+    """What a run comes to for a direction; `kind` is `safetensors` or `json`."""
+    return f"{DIRECTIONS}/{direction}.{kind}"
+
+
 def array_path(name: str) -> str:
     """The folder of an array within its attempt; `/` in a name nests, everything else stays inside one part.
 

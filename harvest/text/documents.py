@@ -59,6 +59,8 @@ class DocumentReader:
     """Spans are read or found, and said of every token."""
     asked: tuple[str, ...] = ()
     """Names of spans whose tokens alone are stored; empty for other positions."""
+    named: tuple[str, ...] = ()
+    """Names of spans that directions read at."""
 
     def read(self, rows: Any, limit: int | None, *, each_digest: bool = False) -> Iterator[Document]:
         """Documents in order, tokenised group by group; never a row more than `limit`."""
@@ -138,14 +140,15 @@ class DocumentReader:
         else:
             document.ids = np.ascontiguousarray(found[:, 0])
             if self.with_spans:
-                document.spans = token_spans(document.named, found[:, 1:], self.asked)
+                document.spans = token_spans(document.named, found[:, 1:], self.asked, self.named)
 
     def _settle(self, document: Document) -> None:
         """Vocabulary, BOS policy, spans and length of one document; raises UnusableError."""
         assert document.ids is not None
         if self.with_spans and document.spans is None:  # ids: a token is one character wide
             at = np.arange(len(document.ids))
-            document.spans = token_spans(document.named, np.stack([at, at + 1], axis=1), self.asked)
+            places = np.stack([at, at + 1], axis=1)
+            document.spans = token_spans(document.named, places, self.asked, self.named)
         ids, spans = self._with_bos(self._in_vocabulary(document.ids), document.spans)
         document.ids, document.spans, document.named = ids, spans, ()
         if self.tokens.long == "fail" and len(ids) > self.context:

@@ -39,6 +39,11 @@ def without_span(names: Sequence[str]) -> str:
     return f"no token in span {' or '.join(names)}"
 
 
+def no_example(direction: str) -> str:
+    """A document that a direction cannot use."""
+    return f"no example of direction {direction!r}"
+
+
 class UnusableError(Exception):
     """One document cannot be used; caught within this folder, where the policy decides what that means."""
 

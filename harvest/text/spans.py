@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from harvest.config import CaptureSettings, DataSettings
+from harvest.config import CaptureSettings, DataSettings, DirectionSettings
 from harvest.errors import RequestError
 from harvest.text import reasons
 from harvest.text.reasons import UnusableError, require_text
@@ -46,20 +46,30 @@ class TokenSpans:
     """bool [T]: the token overlaps a span that `capture.positions` names."""
     met: frozenset[str]
     """Those of the names asked for that some token overlaps."""
+    named: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name that directions read at -> bool [T]: the token overlaps such a span."""
 
     def behind_one(self, lead: int) -> TokenSpans:
         """With one token outside all spans in the place of the first `lead`."""
         innermost, chosen = np.insert(self.innermost[lead:], 0, -1), np.insert(self.chosen[lead:], 0, False)
-        return replace(self, innermost=innermost, chosen=chosen)
+        named = {name: np.insert(inside[lead:], 0, False) for name, inside in self.named.items()}
+        return replace(self, innermost=innermost, chosen=chosen, named=named)
 
     def up_to(self, tokens: int | None) -> TokenSpans:
         """Of the first tokens."""
-        return replace(self, innermost=self.innermost[:tokens], chosen=self.chosen[:tokens])
+        named = {name: inside[:tokens] for name, inside in self.named.items()}
+        return replace(self, innermost=self.innermost[:tokens], chosen=self.chosen[:tokens], named=named)
 
 
-def uses_spans(data: DataSettings, capture: CaptureSettings) -> bool:
+def uses_spans(data: DataSettings, capture: CaptureSettings, directions: Sequence[DirectionSettings] = ()) -> bool:
     """Whether the token table of a job has a `span` column; chats have spans by role without being asked."""
-    return data.spans is not None or data.kind == "messages" or bool(asked_spans(capture))
+    asked = data.spans is not None or data.kind == "messages" or asked_spans(capture) or spans_read(directions)
+    return bool(asked)
+
+
+def spans_read(directions: Sequence[DirectionSettings]) -> tuple[str, ...]:
+    """The names of spans that directions read at."""
+    return tuple(dict.fromkeys(read.span for direction in directions for read in direction.reads if read.span))
 
 
 def asked_spans(capture: CaptureSettings) -> tuple[str, ...]:
@@ -68,18 +78,33 @@ def asked_spans(capture: CaptureSettings) -> tuple[str, ...]:
     return tuple(positions["span"]) if isinstance(positions, Mapping) and "span" in positions else ()
 
 
-def require_span_source(data: DataSettings, capture: CaptureSettings) -> None:
+def require_span_source(
+    data: DataSettings, capture: CaptureSettings, directions: Sequence[DirectionSettings] = ()
+) -> None:
     """Raises RequestError for a span that no document can have."""
     if data.spans is not None or data.kind == "messages":
         return
     known = PHASES if data.kind == "text" else ()
-    for name in asked_spans(capture):
+    for name in (*asked_spans(capture), *spans_read(directions)):
         if name not in known:
             allowed = f"allowed are {', '.join(known)}" if known else "none is known"
             raise RequestError(
-                f"capture.positions = {{span = {list(asked_spans(capture))}}}: {name!r} is no span of data.{data.kind} "
-                f"alone; without data.spans {allowed}"
+                f"{_asked_by(name, capture)}: {name!r} is no span of data.{data.kind} alone; "
+                f"without data.spans {allowed}"
             )
+
+
+def _asked_by(name: str, capture: CaptureSettings) -> str:
+    asked = list(asked_spans(capture))
+    return f"capture.positions = {{span = {asked}}}" if name in asked else f"read = {{span = {name!r}}}"
+
+
+def refuse_span(name: str, capture: CaptureSettings, met: Collection[str]) -> RequestError:
+    """The error for a name that is no phase, and no role of the chats that were met."""
+    return RequestError(
+        f"{_asked_by(name, capture)}: {name!r} is neither a phase nor a role of these chats; "
+        f"allowed are {', '.join(sorted({*PHASES, *ROLES, *met}))}"
+    )
 
 
 def doubtful_spans(asked: Sequence[str], template: str) -> tuple[str, ...]:
@@ -162,10 +187,13 @@ def with_phases(spans: Sequence[Span], phases: Sequence[Span]) -> list[Span]:
     return [*spans, *(phase for phase in phases if phase.name not in named)]
 
 
-def token_spans(spans: Sequence[Span], offsets: np.ndarray, asked: Collection[str]) -> TokenSpans:
+def token_spans(
+    spans: Sequence[Span], offsets: np.ndarray, asked: Collection[str], read: Collection[str] = ()
+) -> TokenSpans:
     """What spans say of every token; `offsets` int [T, 2]: its characters, [a, a] where it has none.
 
-    Offsets rise but for tokens without characters, so each span looks at its own tokens only.
+    `asked`: names whose tokens are `chosen`; `read`: those that are told apart in `named`. Offsets rise but for tokens
+    without characters, so each span looks at its own tokens only.
     """
     starts, ends = offsets[:, 0], offsets[:, 1]
     wide = ends > starts
@@ -175,6 +203,7 @@ def token_spans(spans: Sequence[Span], offsets: np.ndarray, asked: Collection[st
     names = tuple(dict.fromkeys(span.name for span in spans))
     innermost = np.full(len(offsets), -1, np.int32)
     chosen = np.zeros(len(offsets), bool)
+    named = {name: np.zeros(len(offsets), bool) for name in read}
     met = set()
     for _, span in sorted(enumerate(spans), key=lambda pair: (pair[1].start - pair[1].end, -pair[0])):
         low = int(np.searchsorted(reached, span.start, side="right"))
@@ -187,4 +216,6 @@ def token_spans(spans: Sequence[Span], offsets: np.ndarray, asked: Collection[st
         if span.name in asked:
             chosen[low:high] |= inside
             met |= {span.name} if inside.any() else set()
-    return TokenSpans(names=names, innermost=innermost, chosen=chosen, met=frozenset(met))
+        if span.name in named:
+            named[span.name][low:high] |= inside
+    return TokenSpans(names=names, innermost=innermost, chosen=chosen, met=frozenset(met), named=named)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from harvest.config import CaptureSettings, ChatSettings, DataSettings, TokenSettings
+from harvest.config import CaptureSettings, ChatSettings, DataSettings, DirectionSettings, TokenSettings
 from harvest.errors import DocumentError, NotBuiltError, RequestError
-from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardText, SourceRow
+from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardExamples, ShardText, SourceRow
 from harvest.text import reasons
 from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader
 from harvest.text.encode import Encoder
-from harvest.text.spans import TokenSpans, asked_spans, doubtful_spans, require_span_source, uses_spans
-from harvest.text.windows import WindowRules, lay_out
+from harvest.text.examples import Labels, places
+from harvest.text.spans import (
+    TokenSpans,
+    asked_spans,
+    doubtful_spans,
+    require_span_source,
+    spans_read,
+    uses_spans,
+)
+from harvest.text.windows import Layout, WindowRules, joined, lay_out
 
 
 class Rows(Protocol):
@@ -38,7 +47,8 @@ class Tokeniser:
 
     `tokenizer` is a fast tokenizer of transformers, left as it was found; None serves `data.ids`.
     `context` and `vocab_size` (rows of the model's input embedding) are the resolved figures. `bos_id`, `eos_id` and
-    `special_ids` speak for the tokenizer where there is none (from the model's config).
+    `special_ids` speak for the tokenizer where there is none (from the model's config). `kept`: columns that documents
+    keep, `data.keep` by default; `directions` look at theirs besides.
 
     Raises RequestError for what can never work: text or chat without a fast tokenizer, chat without a
     template, a BOS policy without a BOS token, exclusions that name no token of the vocabulary.
@@ -57,10 +67,12 @@ class Tokeniser:
         bos_id: int | None = None,
         eos_id: int | None = None,
         special_ids: Iterable[int] = (),
+        directions: Sequence[DirectionSettings] = (),
+        kept: Sequence[str] | None = None,
     ) -> None:
         _require_built(data, tokens)
-        require_span_source(data, capture)
-        asked = asked_spans(capture)
+        require_span_source(data, capture, directions)
+        asked, read = asked_spans(capture), spans_read(directions)
         encoder = _encoder(tokenizer, data, tokens)
         own_bos = None if tokenizer is None else tokenizer.bos_token_id
         bos = bos_id if own_bos is None else int(own_bos)
@@ -69,8 +81,8 @@ class Tokeniser:
         template = None
         if data.kind == "messages" and encoder is not None:
             guard = encoder.special_words if tokens.special_in_text == "literal" else None
-            template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard, by_span=bool(asked))
-        self.doubtful_spans = () if template is None else doubtful_spans(asked, template.source)
+            template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard, by_span=bool(asked or read))
+        self.doubtful_spans = () if template is None else doubtful_spans((*asked, *read), template.source)
         """Names of spans asked for that chats may have, and most have not."""
         stream = tokens.batching == "concatenated"
         separator = _separator(tokenizer, tokens, bos, eos_id, vocab_size) if stream else None
@@ -78,6 +90,7 @@ class Tokeniser:
         if separator is not None:
             special[separator] = True
         self._data, self._tokens, self._context = data, tokens, context
+        self._directions, self._kept = tuple(directions), data.keep if kept is None else kept
         self._rules = WindowRules(
             context=context,
             window_bos=bos if tokens.bos == "window" else None,
@@ -96,8 +109,9 @@ class Tokeniser:
             context=context,
             vocab_size=vocab_size,
             bos=bos,
-            with_spans=uses_spans(data, capture),
+            with_spans=uses_spans(data, capture, directions),
             asked=asked,
+            named=read,
         )
 
     def shard(
@@ -116,6 +130,7 @@ class Tokeniser:
         run: list[np.ndarray] = []
         spans: list[TokenSpans] = []
         numbers: list[int] = []
+        labels = [Labels(direction) for direction in self._directions]
         total, cut = 0, limit == 0
         digest = rows.digest if limit == 0 or max_tokens is not None else ""
         for document in self._reader.read(rows, limit, each_digest=max_tokens is not None):
@@ -124,10 +139,12 @@ class Tokeniser:
                 cut = True
                 break
             number = file * DOCUMENTS_PER_FILE + document.row.row
+            where = f"{name or f'file {file}'}, row {document.row.row}"
             if document.trouble is not None:
-                self._refuse(
-                    document, number, f"{name or f'file {file}'}, row {document.row.row}, column {self._data.column!r}"
-                )
+                self._refuse(document, number, f"{where}, column {self._data.column!r}")
+            slot = -1 if ids is None else len(run)
+            for label in labels:
+                label.add(number, document.row.values, slot, strict=self._data.on_bad == "fail", where=where)
             listed.append(self._listed(document, number))
             digest = document.digest
             if ids is not None:
@@ -138,12 +155,14 @@ class Tokeniser:
         else:
             cut = limit is not None and len(listed) == limit
             digest = digest if cut and max_tokens is not None else rows.digest
-        layout = lay_out(numbers, run, self._rules, spans if self._reader.with_spans else None)
+        layout, examples = self._lay_out(numbers, run, spans, labels, strict=self._data.on_bad == "fail")
         stored = dict(zip(numbers, layout.rows.tolist()))
         return ShardText(
             documents=[replace(row, rows=stored.get(row.document, 0)) for row in listed],
             windows=layout.windows,
             tokens=layout.tokens,
+            stored=layout.stored,
+            examples=examples,
             forward_tokens=int(layout.fed.sum()),
             tokens_run=total,
             dropped_tokens=sum(row.tokens for row in listed if row.status == "stored") - total,
@@ -153,6 +172,27 @@ class Tokeniser:
             cut=cut,
             span_documents={name: sum(name in of.met for of in spans) for name in self._reader.asked},
         )
+
+    def _lay_out(
+        self,
+        numbers: Sequence[int],
+        run: Sequence[np.ndarray],
+        spans: Sequence[TokenSpans],
+        labels: Sequence[Labels],
+        *,
+        strict: bool,
+    ) -> tuple[Layout, dict[str, list[ShardExamples]]]:
+        """Windows and rows of the documents that run, and the examples of every direction in them."""
+        flat = joined(numbers, run, self._rules)
+        found = [list(places(of, flat, spans, self._rules.excluded, strict=strict)) for of in labels]
+        also = np.zeros(len(flat.token), bool)
+        for place in itertools.chain.from_iterable(found):
+            also[place.token] = True
+        layout = lay_out(flat, self._rules, spans if self._reader.with_spans else None, also if found else None)
+        return layout, {
+            of.settings.name: [place.examples(flat, layout.captured) for place in of_direction]
+            for of, of_direction in zip(labels, found)
+        }
 
     def span_names(self, rows: Iterable[SourceRow], limit: int) -> list[frozenset[str]]:
         """The names of all spans of each of the first `limit` documents."""
@@ -168,12 +208,11 @@ class Tokeniser:
             if (ids := self._reader.trimmed(document)) is not None
         ]
         spans = [of_document for number, _ in run for of_document in self._spans(found[number])]
-        layout = lay_out(
-            [number for number, _ in run],
-            [ids for _, ids in run],
-            self._rules,
-            spans if self._reader.with_spans else None,
-        )
+        labels = [Labels(direction) for direction in self._directions]
+        for slot, (number, _) in enumerate(run):
+            for label in labels:
+                label.add(number, found[number].row.values, slot, strict=False)
+        layout, _ = self._lay_out([number for number, _ in run], [ids for _, ids in run], spans, labels, strict=False)
         sizes = [(0, 0)] * len(found)
         for (number, _), fed, rows_stored in zip(run, layout.fed.tolist(), layout.rows.tolist()):
             sizes[number] = (fed, rows_stored)
@@ -201,7 +240,7 @@ class Tokeniser:
         reason = trouble.reason if trouble is not None else None
         if trouble is None and self._tokens.long == "truncate" and tokens > self._context:
             reason = reasons.TRUNCATED
-        wanted = self._data.keep or ()
+        wanted = self._kept or ()
         ours = {self._data.column, self._data.spans}
         kept = {k: v for k, v in document.row.values.items() if k not in ours or k in wanted}
         status = "stored" if trouble is None else "skipped"

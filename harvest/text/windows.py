@@ -48,11 +48,15 @@ class Layout:
     """The windows of some documents and the rows that come out of them."""
 
     windows: Sequence[Window]
-    """In document order; those without a kept position are left out."""
+    """In document order; those without a captured row are left out."""
     tokens: TokenColumns
-    """In row order."""
+    """Of the stored rows, in row order."""
+    stored: np.ndarray | None
+    """bool [captured rows]; None where all are stored."""
+    captured: np.ndarray
+    """int64 [N]: captured rows before each token, which is its own row where it has one."""
     rows: np.ndarray
-    """int64 [D]: rows of each document."""
+    """int64 [D]: stored rows of each document."""
     fed: np.ndarray
     """int64 [D]: tokens of each document that the windows feed to the model, with the windows' own BOS."""
 
@@ -70,19 +74,13 @@ def require_positions(positions: Positions, length: int) -> None:
 
 
 def lay_out(
-    documents: Sequence[int],
-    ids: Sequence[np.ndarray],
-    rules: WindowRules,
-    spans: Sequence[TokenSpans] | None = None,
+    flat: Flat, rules: WindowRules, spans: Sequence[TokenSpans] | None = None, also: np.ndarray | None = None
 ) -> Layout:
     """Cuts documents, or the stream of them, into windows and numbers the rows, in order and without gaps.
 
-    `documents`: ids; `ids`: int32 [T] each, the tokens that run; `spans`: of each where they are used. Context 8
-    with a BOS of its own for every later window cuts 21 tokens (a BOS and 20 more) as 8 + 7 + 6. In a stream the
-    separator behind a document is a token of it at the position after its last, in no span; `last` and numbers
-    from the end do not count it.
+    `spans`: of each document where they are used. `also` bool [N]: tokens that are captured besides those that are
+    stored. Context 8 with a BOS of its own for every later window cuts 21 tokens (a BOS and 20 more) as 8 + 7 + 6.
     """
-    flat = _joined(documents, ids, rules.separator if rules.stream else None)
     first, lead = _stream_cuts(flat, rules) if rules.stream else _document_cuts(flat, rules)
     keep = _selected(rules.positions, flat, spans or ()) & ~rules.excluded[flat.token]
     kept = np.flatnonzero(keep)
@@ -98,16 +96,22 @@ def lay_out(
         span=span,
         span_names=span_names,
     )
+    every, taken, captured = keep, kept, before
+    if also is not None and (also & ~keep).any():
+        every = keep | also
+        taken, captured = np.flatnonzero(every), np.concatenate([[0], np.cumsum(every)])
     return Layout(
-        windows=_windows(flat, first, lead, kept, before, rules, columns.document),
+        windows=_windows(flat, first, lead, taken, captured, rules, flat.document[flat.owner(taken)]),
         tokens=columns,
+        stored=None if every is keep else keep[taken],
+        captured=captured[:-1],
         rows=np.diff(before[flat.bounds]),
-        fed=_fed(flat, first, lead, before),
+        fed=_fed(flat, first, lead, captured),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Flat:
+class Flat:
     """All documents behind one another, with their separators."""
 
     document: np.ndarray
@@ -126,12 +130,17 @@ class _Flat:
         return np.asarray(np.searchsorted(self.bounds, at, side="right") - 1)
 
 
-def _joined(documents: Sequence[int], ids: Sequence[np.ndarray], separator: int | None) -> _Flat:
+def joined(documents: Sequence[int], ids: Sequence[np.ndarray], rules: WindowRules) -> Flat:
+    """Documents by id and the tokens int32 [T] of each that run; `last` and numbers from the end count in those.
+
+    In a stream the separator behind a document is a token of it at the position after its last, in no span.
+    """
+    separator = rules.separator if rules.stream else None
     end = np.array([] if separator is None else [separator], dtype=np.int32)
     lengths = np.array([len(array) for array in ids], dtype=np.int64)
     bounds = np.concatenate([[0], np.cumsum(lengths + len(end))])
     token = np.concatenate([np.empty(0, np.int32), *(part for array in ids for part in (array, end))])
-    return _Flat(
+    return Flat(
         document=np.array(documents, dtype=np.int64),
         lengths=lengths,
         bounds=bounds,
@@ -140,7 +149,7 @@ def _joined(documents: Sequence[int], ids: Sequence[np.ndarray], separator: int 
     )
 
 
-def _document_cuts(flat: _Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndarray]:
+def _document_cuts(flat: Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndarray]:
     """int64 [W], bool [W]: the first token of each window, and whether a BOS of its own precedes it.
 
     The BOS of a document's first window is the document's.
@@ -153,7 +162,7 @@ def _document_cuts(flat: _Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndar
     return first, (chunk > 0) & (rules.window_bos is not None)
 
 
-def _stream_cuts(flat: _Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndarray]:
+def _stream_cuts(flat: Flat, rules: WindowRules) -> tuple[np.ndarray, np.ndarray]:
     """As `_document_cuts`, of one window behind the other whatever they hold: all but the last are full.
 
     A window that happens to begin with a BOS gets no second one.
@@ -174,7 +183,7 @@ def _cut(first: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.asarray(np.searchsorted(first, at, side="right") - 1)
 
 
-def _numbered(flat: _Flat, spans: Sequence[TokenSpans], kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def _numbered(flat: Flat, spans: Sequence[TokenSpans], kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """int32 [n], the innermost span of each row counted in the names that some row has, sorted; -1 outside all."""
     all_names = sorted({name for of_document in spans for name in of_document.names})
     number = {name: i for i, name in enumerate(all_names)}
@@ -189,7 +198,7 @@ def _numbered(flat: _Flat, spans: Sequence[TokenSpans], kept: np.ndarray) -> tup
 
 
 def _windows(
-    flat: _Flat,
+    flat: Flat,
     first: np.ndarray,
     lead: np.ndarray,
     kept: np.ndarray,
@@ -217,7 +226,7 @@ def _windows(
     return windows
 
 
-def _fed(flat: _Flat, first: np.ndarray, lead: np.ndarray, before: np.ndarray) -> np.ndarray:
+def _fed(flat: Flat, first: np.ndarray, lead: np.ndarray, before: np.ndarray) -> np.ndarray:
     stop = np.append(first[1:], len(flat.token))[: len(first)]
     runs = before[stop] > before[first]
     token_runs = np.concatenate([[0], np.cumsum(np.repeat(runs, stop - first))])
@@ -225,7 +234,7 @@ def _fed(flat: _Flat, first: np.ndarray, lead: np.ndarray, before: np.ndarray) -
     return np.asarray(np.diff(token_runs[flat.bounds]) + own)
 
 
-def _selected(positions: Positions, flat: _Flat, spans: Sequence[TokenSpans]) -> np.ndarray:
+def _selected(positions: Positions, flat: Flat, spans: Sequence[TokenSpans]) -> np.ndarray:
     """bool [N]: the tokens that `capture.positions` asks for, exclusions aside."""
     if positions == "all":
         return np.ones(len(flat.token), dtype=bool)

@@ -1,0 +1,227 @@
+"""What a shard's captured rows give its directions: sums over the examples, and a sample of the examples themselves.
+
+Held-out examples are in no sum. Which examples are kept is known before the forward, so only their rows are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from harvest.buffers import Rows
+from harvest.config import DirectionSettings
+from harvest.records import ShardExamples, ShardText, SortWindow
+from harvest.reduce.concepts import COARSEST, Concepts, ConceptState
+from harvest.reduce.labels import Labels, make_labels, order_pairs
+from harvest.reduce.pool import DocumentPool
+from harvest.reduce.sample import ExampleKeys, held_out, join_keys, smallest
+
+EXAMPLES = ("whitened", "pca", "leace", "logistic")
+_SUMS = Concepts()
+
+
+def labelled(name: str, label: str) -> str:
+    """What a direction at a name is called: `residual.12`, or `residual.12@-3` where there are several reads."""
+    return f"{name}@{label}" if label else name
+
+
+def keeps_examples(settings: DirectionSettings, *, stores_rows: bool) -> bool:
+    """Whether a direction needs examples at the end; a run that stores no rows keeps them for the modes alone."""
+    return stores_rows or any(mode in EXAMPLES for mode in settings.modes)
+
+
+def keys_of(settings: DirectionSettings, found: ShardExamples, before: tuple[int, int]) -> ExampleKeys:
+    """Which examples there are, with their pairs and the part that each belongs to; `before`: for pairs by order."""
+    pair = order_pairs(found.group, before) if settings.pair == "order" else found.pair
+    part = found.held_out
+    if part is None:
+        part = held_out(found.document, pair, float(settings.holdout))
+    return ExampleKeys(
+        document=found.document,
+        variant=found.variant,
+        position=found.position,
+        group=found.group,
+        held_out=part,
+        pair=pair,
+    )
+
+
+class _Reading:
+    """One direction at one read: its examples, as their rows come in."""
+
+    def __init__(
+        self,
+        settings: DirectionSettings,
+        found: ShardExamples,
+        before: tuple[int, int],
+        widths: Mapping[str, int],
+        *,
+        kept: bool,
+    ) -> None:
+        self.settings, self.found, self.widths = settings, found, widths
+        self.keys = keys_of(settings, found, before)
+        self.states: dict[str, ConceptState] = {name: _SUMS.zero() for name in widths}
+        has = np.zeros(len(found), bool)
+        has[found.owner] = True
+        self._with_rows, self._without = np.flatnonzero(has), np.flatnonzero(~has)
+        usable = self.keys.take(self._with_rows)
+        self.chosen = self._with_rows[smallest(usable, settings.examples)] if kept else np.zeros(0, np.int64)
+        """The examples that are kept."""
+        self._place = np.full(len(found), -1, np.int64)
+        self._place[self.chosen] = np.arange(len(self.chosen))
+        self.kept = {name: np.zeros((len(self.chosen), width), np.float32) for name, width in widths.items()}
+        pool = found.read.pool
+        self._pools = (
+            {} if pool is None else {name: DocumentPool([pool], width, np.float64) for name, width in widths.items()}
+        )
+        self._given = 0
+        """Examples with rows whose pooled state is out."""
+
+    def update(self, first: int, stop: int, rows: Rows) -> None:
+        """Captured rows [first, stop)."""
+        low, high = np.searchsorted(self.found.rows, [first, stop])
+        if low == high:
+            return
+        local = torch.from_numpy(self.found.rows[low:high] - first)
+        if not self._pools:
+            self._add(self.found.owner[low:high], {name: block.index_select(0, local) for name, block in rows.items()})
+            return
+        owner = self.found.owner[low:high]
+        states = {
+            name: _joined(pool.update(rows[name].index_select(0, local), owner), self.widths[name])
+            for name, pool in self._pools.items()
+        }
+        self._add_pooled(states)
+
+    def finish(self) -> None:
+        """The document that was still open; and those without a state, which keep their pairs from being made."""
+        if self._pools:
+            self._add_pooled({name: _joined(pool.finish(), self.widths[name]) for name, pool in self._pools.items()})
+        if len(self._without):
+            nothing = {name: torch.full((len(self._without), width), torch.nan) for name, width in self.widths.items()}
+            self._add(self._without, nothing)
+        if self.found.unknown:
+            self.states = {
+                name: replace(state, unknown=state.unknown + self.found.unknown) for name, state in self.states.items()
+            }
+
+    def _add_pooled(self, states: Mapping[str, torch.Tensor]) -> None:
+        count = len(next(iter(states.values())))
+        if count:
+            self._add(self._with_rows[self._given : self._given + count], states)
+            self._given += count
+
+    def _add(self, examples: np.ndarray, states: Mapping[str, torch.Tensor]) -> None:
+        """States [k, d] of these examples, name by name."""
+        place = self._place[examples]
+        copied = torch.from_numpy(np.flatnonzero(place >= 0))
+        training = np.flatnonzero(~self.keys.held_out[examples])
+        labels, index = self._labels(examples[training]), torch.from_numpy(training)
+        for name, block in states.items():
+            if len(copied):
+                self.kept[name][place[place >= 0]] = block.index_select(0, copied).to(torch.float32).numpy()
+            if len(training):
+                self.states[name] = _SUMS.update(self.states[name], block.index_select(0, index), labels, COARSEST)
+
+    def _labels(self, examples: np.ndarray) -> Labels:
+        pair = self.keys.pair
+        return make_labels(
+            self.found.group[examples],
+            self.found.weight[examples],
+            None if pair is None else [pair[i] for i in examples.tolist()],
+            rows=len(examples),
+        )
+
+
+def _joined(found: Any, width: int) -> torch.Tensor:
+    parts = [np.zeros((0, width)), *(values for pooled in found for values in pooled.values())]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptExamples:
+    """The examples that a shard keeps of one direction, read by read and in dataset order: columns of a table."""
+
+    keys: Mapping[str, np.ndarray | Sequence[str | None]]
+    """read, document, variant, position, group, weight, held_out, pair."""
+    states: Mapping[str, np.ndarray]
+    """Name -> float32 [n, d]."""
+
+
+def _kept(readings: Sequence[_Reading]) -> KeptExamples:
+    keys = join_keys([reading.keys.take(reading.chosen) for reading in readings])
+    return KeptExamples(
+        keys={
+            "read": [reading.found.read.label for reading in readings for _ in reading.chosen],
+            "document": keys.document,
+            "variant": keys.variant,
+            "position": keys.position,
+            "group": keys.group,
+            "weight": np.concatenate([reading.found.weight[reading.chosen] for reading in readings]),
+            "held_out": keys.held_out,
+            "pair": [None] * len(keys) if keys.pair is None else keys.pair,
+        },
+        states={name: np.concatenate([reading.kept[name] for reading in readings]) for name in readings[0].widths},
+    )
+
+
+class ShardReads:
+    """All directions of a shard; sort windows come in order, each once."""
+
+    def __init__(
+        self,
+        directions: Sequence[DirectionSettings],
+        text: ShardText,
+        before: Mapping[str, tuple[int, int]],
+        widths: Mapping[str, int],
+        *,
+        stores_rows: bool,
+    ) -> None:
+        """`widths`: name -> values of a row."""
+        self._readings = {
+            settings.name: [
+                _Reading(
+                    settings,
+                    found,
+                    before.get(settings.name, (0, 0)),
+                    widths,
+                    kept=keeps_examples(settings, stores_rows=stores_rows),
+                )
+                for found in text.examples[settings.name]
+            ]
+            for settings in directions
+        }
+        self._stores_rows = stores_rows
+
+    def update(self, window: SortWindow, rows: Rows) -> None:
+        """A window's captured rows, in dataset order."""
+        for readings in self._readings.values():
+            for reading in readings:
+                reading.update(window.first_row, window.first_row + window.rows, rows)
+
+    def finish(self) -> None:
+        """No further window comes."""
+        for readings in self._readings.values():
+            for reading in readings:
+                reading.finish()
+
+    def states(self) -> dict[str, ConceptState]:
+        """`direction/name` or `direction/name@read` -> its sums."""
+        return {
+            f"{direction}/{labelled(name, reading.found.read.label)}": state
+            for direction, readings in self._readings.items()
+            for reading in readings
+            for name, state in reading.states.items()
+        }
+
+    def kept(self) -> dict[str, KeptExamples]:
+        """Direction -> what is kept of it; only those that need examples."""
+        return {
+            direction: _kept(readings)
+            for direction, readings in self._readings.items()
+            if keeps_examples(readings[0].settings, stores_rows=self._stores_rows)
+        }

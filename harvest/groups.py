@@ -1,0 +1,139 @@
+"""The groups of directions, counted in the data before anything runs: an empty one is refused while it costs seconds.
+
+Pairs by dataset order need to know how many of each group lie before every shard; they alone read all labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harvest.config import DirectionSettings, Job
+from harvest.errors import RequestError
+from harvest.records import SourceRow
+from harvest.source.rows import Source
+from harvest.text.examples import A, B, group_of
+
+SCAN_ROWS = 2**18
+"""Rows that are looked at for a group that has not been met; where there are more, only the end can tell."""
+WHOLE_FILE = 2**53
+"""More rows than a file has."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """Of one direction."""
+
+    settings: DirectionSettings
+    every: list[int] = field(default_factory=lambda: [0, 0])
+    """Of A and B, whatever their documents hold: what pairs by order count."""
+    usable: list[int] = field(default_factory=lambda: [0, 0])
+    """Those with something to read."""
+
+    @property
+    def settled(self) -> bool:
+        """Each group that is needed has been met, and nothing else is asked."""
+        needed = (A,) if self.settings.negative is None else (A, B)
+        return self.settings.pair != "order" and all(self.usable[group] for group in needed)
+
+
+class GroupsBefore:
+    """Of every direction that pairs by order, how many of A and of B the dataset holds before a shard."""
+
+    def __init__(self, shard_documents: int) -> None:
+        self._shard_documents = shard_documents
+        self._marks: dict[tuple[int, int], Mapping[str, tuple[int, int]]] = {}
+
+    def note(self, file: int, row: int, counts: Sequence[_Count]) -> None:
+        """What has been counted when a row is reached; rows rise within a file, and need not be all there are."""
+        key = (file, row // self._shard_documents)
+        if key not in self._marks:
+            self._marks[key] = _ordered(counts)
+
+    def __call__(self, file: int, start: int) -> Mapping[str, tuple[int, int]]:
+        """For the shard of a file that starts at this row; empty without such directions."""
+        return self._marks.get((file, start // self._shard_documents), {})
+
+
+def _ordered(counts: Sequence[_Count]) -> dict[str, tuple[int, int]]:
+    return {c.settings.name: (c.every[A], c.every[B]) for c in counts if c.settings.pair == "order"}
+
+
+def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore:
+    """Reads labels until every group has been met; all of them where pairs go by order.
+
+    Raises RequestError naming a group without a document, and groups of different size where they are paired by order.
+    """
+    counts = [_Count(direction) for direction in job.directions]
+    before = GroupsBefore(shard_documents)
+    _refuse_order_of_streams(counts, source)
+    looked = 0
+    for file, row in _rows(source, job.data.limit):
+        before.note(file, row.row, counts)
+        if all(count.settled for count in counts):
+            return before
+        if looked >= SCAN_ROWS and not any(count.settings.pair == "order" for count in counts):
+            return before
+        looked += 1
+        value = row.values.get(job.data.column)
+        for count in counts:
+            group = group_of(count.settings, row.values)
+            if group in (A, B):
+                count.every[group] += 1
+                count.usable[group] += value is not None and (not hasattr(value, "__len__") or len(value) > 0)
+    if _can_tell(source):
+        for count in counts:
+            _refuse_empty(count, job, looked)
+    for count in counts:
+        _refuse_unequal(count, job)
+    return before
+
+
+def _rows(source: Source, limit: int | None) -> Iterator[tuple[int, SourceRow]]:
+    """(file, row) of every document that the run will take, as far as that can be read ahead."""
+    taken = 0
+    for file in source.files:
+        if file.rows is None and file.format in ("stream", "objects"):
+            return
+        for row in source.rows(file.number, 0, WHOLE_FILE if file.rows is None else file.rows):
+            if limit is not None and taken >= limit:
+                return
+            taken += 1
+            yield file.number, row
+
+
+def _can_tell(source: Source) -> bool:
+    return not any(file.rows is None and file.format in ("stream", "objects") for file in source.files)
+
+
+def _refuse_order_of_streams(counts: Sequence[_Count], source: Source) -> None:
+    ordered = next((count for count in counts if count.settings.pair == "order"), None)
+    if ordered is not None and not _can_tell(source):
+        raise RequestError(
+            f"direction {ordered.settings.name!r}: pair = 'order' counts the groups ahead, which a stream does not "
+            "allow; allowed here is 'column:NAME'"
+        )
+
+
+def _refuse_empty(count: _Count, job: Job, looked: int) -> None:
+    settings = count.settings
+    for group, values in ((A, settings.positive), (B, settings.negative)):
+        if values is None or count.usable[group]:
+            continue
+        asked = values if isinstance(values, str) else ", ".join(map(repr, values))
+        limited = "" if job.data.limit is None else f" of data.limit = {job.data.limit}"
+        raise RequestError(
+            f"direction {settings.name!r}: group {'AB'[group]} is empty (A {count.usable[A]} documents, "
+            f"B {count.usable[B]}): {settings.column} is {asked} in none of {looked} documents{limited} "
+            "that hold anything"
+        )
+
+
+def _refuse_unequal(count: _Count, job: Job) -> None:
+    settings, (a, b) = count.settings, count.every
+    paired = {"paired_rejection", "pca"} & set(settings.modes)
+    if settings.pair == "order" and paired and a != b and job.data.on_bad == "fail":
+        raise RequestError(
+            f"direction {settings.name!r}: pair = 'order' of {a} documents of A and {b} of B; allowed are as many of "
+            "each, or data.on_bad = 'skip', which leaves out those without a partner"
+        )
