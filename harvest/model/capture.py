@@ -9,6 +9,7 @@ Legend: B windows of a batch, T their padded length, d width of a name, n kept t
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -50,6 +51,7 @@ class Capture:
         self._handles: list[Any] = []
         self._training: list[torch.nn.Module] = []
         self._wanted: set[str] = set()
+        self._calls: Counter[str] = Counter()
         self._batch: Batch | None = None
         self._into: Mapping[str, torch.Tensor] = {}
 
@@ -84,6 +86,7 @@ class Capture:
         (see `wait`). Raises DocumentError for a finite value that the dtype cannot hold.
         """
         self._batch, self._into, self._wanted = batch, into, {str(name) for name in self.names}
+        self._calls.clear()
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
             # Not inference mode: what a model keeps for later (rotary tables that grew) must stay fit for training.
@@ -127,6 +130,9 @@ class Capture:
     def _take(self, name: Name, value: Any) -> None:
         key = str(name)
         if key not in self._wanted:  # a module that a block calls twice: the first time counts
+            return
+        self._calls[key] += 1
+        if self._calls[key] <= name.earlier:
             return
         assert self._batch is not None
         hidden_BTd = first_tensor(value)

@@ -25,7 +25,7 @@ def user_names(model: Any, asked: str, layers: Sequence[int], *, every: bool) ->
     inner = unwrapped(model)
     paths: dict[Layer, str] = {None: path}
     if "{layer}" in path:
-        paths = {layer: path.replace("{layer}", str(layer)) for layer in layers}
+        paths = {layer: at_layer(path, layer) for layer in layers}
     found = {layer: here for layer, here in paths.items() if here and has(inner, here)}
     if not found or (len(found) < len(paths) and not every):
         missing = next(here for layer, here in paths.items() if layer not in found)
@@ -34,7 +34,28 @@ def user_names(model: Any, asked: str, layers: Sequence[int], *, every: bool) ->
             f"capture.sites = {asked!r}: the model has no module {missing!r}"
             + (f"; the nearest are {', '.join(near)}" if near else "")
         )
-    return [Name(site=kind, layer=layer, module=here, width=0, reads=MODULES[kind]) for layer, here in found.items()]
+    return [
+        Name(
+            site=kind,
+            layer=layer,
+            module=here,
+            width=0,
+            reads=MODULES[kind],
+            earlier=0 if layer is None else calls_before(inner, path, layer),
+        )
+        for layer, here in found.items()
+    ]
+
+
+def at_layer(path: str, layer: int) -> str:
+    """A path with `{layer}` in it, at one layer."""
+    return path.replace("{layer}", str(layer))
+
+
+def calls_before(model: nn.Module, path: str, layer: int) -> int:
+    """How often a forward that comes to a layer has run the module there for layers before it, which may share it."""
+    module, before = model.get_submodule(at_layer(path, layer)), [at_layer(path, other) for other in range(layer)]
+    return sum(has(model, here) and model.get_submodule(here) is module for here in before)
 
 
 def with_widths(model: Any, names: Sequence[Name]) -> tuple[Name, ...]:

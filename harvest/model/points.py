@@ -35,6 +35,8 @@ class Name:
     """Which side of the module; of several values the first."""
     scale: float = 1.0
     """Factor on what is read: what a block multiplies with before it adds."""
+    earlier: int = 0
+    """Calls of the module in a forward before the one that counts: layers may share one block."""
 
     def __str__(self) -> str:
         if self.site in MODULES:

@@ -92,11 +92,22 @@ def _forward(runs: nn.Module) -> None:
             name: torch.empty(
                 tensor.shape, dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype, device="cpu"
             )  # bfloat16: the shape rule of grouped matrix products knows no other; cpu: where code that names none is
-            for name, tensor in [*runs.named_parameters(), *runs.named_buffers()]
+            for name, tensor in _each_once(runs)
         }
         ids = torch.zeros(PROBE, dtype=torch.long, device="cpu")
         no_cache = {"use_cache": False} if "use_cache" in inspect.signature(runs.forward).parameters else {}
-        torch.func.functional_call(runs, state, (), {"input_ids": ids, **no_cache})
+        torch.func.functional_call(runs, state, (), {"input_ids": ids, **no_cache}, tie_weights=False)
+
+
+def _each_once(runs: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of every module by one name each.
+
+    What is replaced twice, under both names of a module that two layers share, would be put back as the replacement.
+    """
+    for path, module in runs.named_modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, blocks_path, config_of, decoder_layers, trunk_of, unwrapped
-from harvest.model.modules import returns_the_stream, user_names, with_widths
+from harvest.model.modules import at_layer, calls_before, returns_the_stream, user_names, with_widths
 from harvest.model.points import MISLEADING, MODULES, OUTSIDE, SITES, TRANSFORMER_LENS, Name, has, point_of
 
 __all__ = ["SITES", "Name", "decoder_layers", "resolve_layers", "resolve_names", "sites_of", "trunk_of"]
@@ -101,9 +101,18 @@ class _Sites:
     def _in_block(self, site: str, layer: int) -> Name:
         point = point_of(self.model, site)
         assert not isinstance(point, str)
-        path = f"{self.block}{layer}" + (f".{point.module}" if point.module else "")
+        template = f"{self.block}{{layer}}" + (f".{point.module}" if point.module else "")
+        path = at_layer(template, layer)
         scale = float(getattr(self.blocks[layer], point.scale)) if point.scale else 1.0
-        return Name(site=site, layer=layer, module=path, width=self._width(site, path), reads=point.reads, scale=scale)
+        return Name(
+            site=site,
+            layer=layer,
+            module=path,
+            width=self._width(site, path),
+            reads=point.reads,
+            scale=scale,
+            earlier=calls_before(self.inner, template, layer),
+        )
 
     def _outside(self, site: str) -> Name:
         point = point_of(self.model, site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -38,6 +39,7 @@ class Watch:
         self._handles: list[Any] = []
         self._training: list[nn.Module] = []
         self._wanted: set[str] = set()
+        self._calls: Counter[str] = Counter()
 
     def __enter__(self) -> Watch:
         self._training = [module for module in self._model.modules() if module.training]
@@ -67,6 +69,7 @@ class Watch:
     def run(self, **inputs: torch.Tensor) -> None:
         """One forward, which ends as soon as every name has been seen; WorkError if one never was."""
         self._wanted = {str(name) for name in self._names}
+        self._calls.clear()
         try:
             with contextlib.suppress(_Enough), ungrown(self._growing):
                 self.runs(**inputs, **({"use_cache": False} if takes(self.runs, "use_cache") else {}))
@@ -84,6 +87,9 @@ class Watch:
 
     def _see(self, name: Name, value: Any) -> None:
         if str(name) not in self._wanted:  # a module that a block calls twice: the first time counts
+            return
+        self._calls[str(name)] += 1
+        if self._calls[str(name)] <= name.earlier:
             return
         tensor = first_tensor(value)
         self._take(name, tensor if name.scale == 1.0 else tensor * name.scale)

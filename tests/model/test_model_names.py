@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tiny import TINY, tiny_gpt2, tiny_llama
 
 from harvest.errors import RequestError
 from harvest.model.architectures import ARCHITECTURES
+from harvest.model.interface import CaptureSpec, capture_activations
 from harvest.model.sites import decoder_layers, resolve_names
 
 
@@ -129,6 +131,29 @@ def test_a_path_with_layer_stands_for_every_layer_asked_for() -> None:
         RequestError, match=r"has no module 'model\.layers\.0\.ml'; the nearest are model\.layers\.0\.mlp"
     ):
         resolve_names(model, ["module:model.layers.{layer}.ml"], "all")
+
+
+@pytest.mark.parametrize("shared", ["", ".self_attn"])
+def test_layers_that_share_a_module_are_told_apart(shared: str) -> None:
+    """Against a model in which every layer has a copy of its own."""
+    model = tiny_llama()
+    if shared:
+        model.model.layers[2].self_attn = model.model.layers[0].self_attn
+    else:
+        model.model.layers[2] = model.model.layers[0]
+    copies = tiny_llama()
+    for layer, block in enumerate(model.model.layers):
+        copies.model.layers[layer] = copy.deepcopy(block)
+    sites = ["residual", "attn", "attn_heads", "mlp_input", "module:model.layers.{layer}.self_attn.q_proj"]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    names = resolve_names(model, sites, "all")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # the probe put all back
+    found, expected = capture(model, names, DOCUMENTS), capture(copies, resolve_names(copies, sites, "all"), DOCUMENTS)
+    for name in map(str, names):
+        assert worst_error(found[name], expected[name]) < TOLERANCE_TINY, name
+    for layer, site, tensor in capture_activations(model, DOCUMENTS[0], CaptureSpec(sites=sites)):
+        name = site if ":" in site else f"{site}.{layer}"
+        assert worst_error(tensor, expected[name][: len(DOCUMENTS[0])]) < TOLERANCE_TINY, name
 
 
 def test_a_module_without_one_vector_per_token_is_refused_before_anything_runs() -> None:
