@@ -103,9 +103,12 @@ def sites(
 
 
 @app.command()
-def directions(run: RunFolder) -> None:
-    """The table of directions (not built in this version)."""
-    _not_built("directions", run)
+def directions(run: RunFolder, json: Json = False) -> None:
+    """The table of directions: name, mode, examples, norm, and what they are worth on held-out examples."""
+    from harvest import show
+    from harvest.reader import open_run
+
+    _print(show.directions(open_run(run)), json)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harvest.directions import content_hash
 from harvest.errors import DamageError
 from harvest.findings import Finding
 from harvest.records import ShardRecord, SourceFile
@@ -78,6 +79,7 @@ def check_run(
         yield from _totals(files, records, compare=every)
         if every and sums:
             yield from _statistics(files, run, records)
+        yield from _directions(files, run)
     for attempt in folder.stray_attempts(files, [record.attempt for record in records]):
         what = "an attempt without a commit record; the next run removes it"
         yield Finding(damage=False, shard=attempt.partition(".")[0], object=layout.attempt_path(attempt), what=what)
@@ -142,6 +144,24 @@ def _statistics(files: Files, run: RunRecord, records: Sequence[ShardRecord]) ->
     for column in expected.column_names:  # another pyarrow may have packed the same values otherwise
         if repr(table.column(column).to_pylist()) != repr(expected.column(column).to_pylist()):  # NaN is NaN
             yield _damaged(layout.STATISTICS, f"{column} is not what the shards' sums give; {MENDS}")
+
+
+def _directions(files: Files, run: RunRecord) -> Iterator[Finding]:
+    """Every direction's files are those that were written with complete.json."""
+    try:
+        told = (Ledger(files).completion() or {}).get("directions", {})
+    except DamageError:
+        return  # told with its totals
+    for settings in run.job.get("directions") or ():
+        for kind in ("safetensors", "json"):
+            path = layout.direction_path(settings["name"], kind)
+            try:
+                found = content_hash(files.read(path))
+            except FileNotFoundError:
+                yield _damaged(path, f"missing; {MENDS}")
+                continue
+            if found != told.get(path):
+                yield _damaged(path, f"not what the run wrote; {MENDS}")
 
 
 def _damaged(path: str, what: str) -> Finding:

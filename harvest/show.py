@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harvest.errors import RequestError
+
 if TYPE_CHECKING:
     from harvest.plan import Plan
     from harvest.reader import Run
+    from harvest.reduce.direction import Direction
 
 ENDS = {"float16": 65504}
 """Dtype of a forward -> its largest number, where models outgrow it."""
@@ -158,6 +161,53 @@ def sites(sites: Mapping[str, Any]) -> Shown:
         layers = "" if entry["layers"] is None else f"layers {entry['layers']}, "
         rows.append((site, f"width {entry['width']}, {layers}{entry['module']}"))
     return Shown(_table(rows), dict(sites))
+
+
+def directions(run: Run) -> Shown:
+    """Every direction of a run, mode by mode and name by name, and where each mode tells the groups apart best."""
+    if not run.direction_results:
+        raise RequestError(f"{run.path}: its job asks for no [[directions]]")
+    lines = []
+    for result in run.direction_results:
+        settings = result.card["settings"]
+        told = "not A" if settings["negative"] == "rest" else _values(settings["negative"])
+        lines.append(f"{result.name}: {settings['column']} {_values(settings['positive'])} against {told}")
+        rows: list[tuple[str, ...]] = [("mode", "at", "A", "B", "norm", "AUROC", "accuracy", "Cohen's d", "status")]
+        for mode, found in result.found.items():
+            rows += [_direction(mode, at, direction) for at, direction in found.items()]
+        lines += [*_columns(rows), *_worth(result.card), ""]
+    return Shown("\n".join(lines[:-1]), [result.card for result in run.direction_results])
+
+
+def _values(values: Sequence[str] | None) -> str:
+    return "nothing" if values is None else "/".join(values)
+
+
+def _direction(mode: str, at: str, direction: Direction) -> tuple[str, ...]:
+    judged, norm = direction.evaluation, "-" if direction.norm is None else f"{direction.norm:.4g}"
+    figures = ("-", "-", "-") if judged is None else (str(judged.auroc), str(judged.accuracy), str(judged.cohens_d))
+    why = direction.status
+    if why == "ok" and judged is not None and judged.auroc.value is None:
+        why = f"ok; {judged.reason}"
+    return (mode, at, *(f"{rows:,}" for rows in direction.counts.rows), norm, *figures, why)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _worth(card: Mapping[str, Any]) -> list[str]:
+    """Which name to take, chosen without the held-out examples, and what shuffled labels reach there."""
+    lines = []
+    for mode, at in card["best"].items():
+        if at is None:
+            continue
+        control = card["control"][mode]
+        shuffled = "" if control is None else f"; with shuffled labels {control['auroc']:.2f}"
+        score = next(e["cross_validated_auroc"] for e in card["directions"] if (e["mode"], e["at"]) == (mode, at))
+        lines.append(f"  best of {mode}: {at} (AUROC {score:.2f} in folds of the training examples{shuffled})")
+    return lines
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

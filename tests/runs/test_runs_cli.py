@@ -300,7 +300,7 @@ def test_a_disk_too_small_for_the_plan_is_refused(
     refuses(command, tmp_path, "run", job, names=("run.path", "free"))
 
 
-@pytest.mark.parametrize("what", ["status", "verify"])
+@pytest.mark.parametrize("what", ["status", "verify", "directions"])
 def test_a_folder_that_holds_no_run_is_refused_by_the_readers(what: str, command: Command, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     refuses(command, tmp_path, what, tmp_path, names=("not a run",))
