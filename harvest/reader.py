@@ -145,6 +145,11 @@ class Run:
         found: np.ndarray = rows[tokens == token]
         return found
 
+    def rows_where(self, expression: pc.Expression) -> np.ndarray:
+        """Row numbers int64, rising, where a pyarrow expression over the token table holds."""
+        self._refuse_unstored("rows_where")
+        return self._tokens.where(expression)
+
     def context(self, row: int, before: int = 10, after: int = 10) -> pa.Table:
         """The token table around a row, within its document."""
         (at,) = row_numbers(row, len(self), "row")
@@ -212,7 +217,7 @@ class Run:
         if where is None:
             return None
         if isinstance(where, pc.Expression):
-            return self._tokens.where(where)
+            return self.rows_where(where)
         if isinstance(where, pa.Array | pa.ChunkedArray):
             where = where.to_numpy(zero_copy_only=False) if isinstance(where, pa.Array) else where.to_numpy()
         rows = row_numbers(where, len(self), "where")
