@@ -62,21 +62,32 @@ def capture_activations(
 
     The forward runs in evaluation mode without gradients, on the device of the model, and ends after the last module
     needed: what comes later, such as the head, does not run, nor do hooks there. Hooks of the caller's on what runs
-    act on [B, T, d] as it was given, and what they change is captured; where the architecture is not in the table of
-    sites, padded sequences run one by one without their padding, as [1, t, d]. Tensors are ordinary copies that own
-    just what they show. The model is left as found, also after an error. Raises RequestError before the forward for a
-    site or layer that the model does not have, ids or a mask that are none, and a sequence without a token.
+    act on [B, T, d] as it was given, and what they change is captured. Padded sequences run one by one without their
+    padding, as [1, t, d], where the architecture is not in the table of sites, and once more so where a value is no
+    finite number. Tensors are ordinary copies that own just what they show. The model is left as found, also after an
+    error. Raises RequestError before the forward for a site or layer that the model does not have, ids or a mask that
+    are none, and a sequence without a token.
     """
     if not isinstance(spec, CaptureSpec):
         raise RequestError(f"spec: {type(spec).__name__} given; allowed is CaptureSpec")
     names, place = _names(model, spec), place_of(spec.offload, "offload")
     given = Sequences.of(input_ids, attention_mask)
-    runs = runs_of(model, names)
-    forwards = [(part, part.inputs(model, runs)) for part in given.forwards(model)]
     with torch.inference_mode(False), torch.no_grad():
-        found = [_captured(model, names, part, inputs, place) for part, inputs in forwards]
-        rows = {name: given.together([of_part.pop(name) for of_part in found]) for name in list(found[0])}
+        rows = _rows(model, names, given, given.forwards(model), place)
+        if not given.real.all() and not all(row.isfinite().all() for row in rows.values()):
+            # attention weighs padding with zero, and zero times NaN is NaN: it may be the padding's
+            rows = _rows(model, names, given, given.alone(), place)
     return [CapturedSite(name.layer, _label(name), rows[str(name)]) for name in names]
+
+
+def _rows(
+    model: Any, names: Sequence[Name], given: Sequences, parts: Sequence[Sequences], place: torch.device | None
+) -> dict[str, torch.Tensor]:
+    """Name -> the rows of `given`, run part by part; what is wrong with one of them is said before the first runs."""
+    runs = runs_of(model, names)
+    inputs = [part.inputs(model, runs) for part in parts]
+    found = [_captured(model, names, part, of_part, place) for part, of_part in zip(parts, inputs)]
+    return {name: given.together([of_part.pop(name) for of_part in found]) for name in list(found[0])}
 
 
 def _captured(

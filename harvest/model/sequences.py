@@ -60,8 +60,10 @@ class Sequences:
         In the table of architectures padding is known to change nothing; elsewhere convolutions and Fourier transforms
         take it for tokens, whatever the mask says.
         """
-        if self.real.all() or architecture_of(model) is not None:
-            return [self]
+        return [self] if self.real.all() or architecture_of(model) is not None else self.alone()
+
+    def alone(self) -> list[Sequences]:
+        """Each sequence by itself, without its padding."""
         return [Sequences.of(ids_T[real_T]) for ids_T, real_T in zip(self.ids, self.real)]
 
     def inputs(self, model: Any, runs: nn.Module) -> dict[str, torch.Tensor]:

@@ -498,6 +498,20 @@ def test_padding_changes_nothing_where_nobody_knows_what_it_does(build: str, sid
     assert torch.equal(single, found[0].tensor[1])
 
 
+@pytest.mark.parametrize(("family", "side"), [("llama", "left"), ("bert", "right"), ("gpt2", "both")])
+def test_what_is_no_finite_number_in_the_padding_reaches_no_token(family: str, side: str) -> None:
+    model = tiny_family(family)
+    pad = 50  # no document has it
+    with torch.no_grad():
+        model.get_input_embeddings().weight[pad] = float("inf")
+    model.config.pad_token_id = pad
+    ids, mask = padded(DOCUMENTS, side, pad)
+    ((_, _, found),) = capture_activations(model, ids, CaptureSpec(layers=2), mask)
+    for row, document in enumerate(DOCUMENTS):
+        assert worst_error(found[row][mask[row] == 1], alone(model, blocks(model)[2], document)) < TOLERANCE
+    assert not found[mask == 0].any()
+
+
 def test_an_id_that_pads_is_a_token_to_a_model_that_makes_its_own_mask(tmp_path: Path) -> None:
     model, documents = tiny_encoder("dpr"), [[5, 1, 9, 1], [1, 1], [7, 8, 1]]
     ids, mask = padded(documents, "right", pad=3)
