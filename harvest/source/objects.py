@@ -118,6 +118,10 @@ class ObjectFile:
         """Type and length only: the hash of each shard's rows guards the rest."""
         return self._identity
 
+    def stamp(self) -> str:
+        """The same: what the caller does to an object in memory cannot be seen."""
+        return self._identity
+
     def columns(self) -> tuple[str, ...]:
         """The columns of the first records: of one, if it has all that are wanted, else of up to 64."""
         names: dict[str, None] = {}

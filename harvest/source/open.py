@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from harvest.config import DataSettings, resolve_package
+from harvest.errors import MismatchError
 from harvest.records import SourceFile
 from harvest.source.columns import require_columns
 from harvest.source.csvfiles import CsvFile
@@ -84,6 +85,7 @@ class FileSource:
         self._files, self._sample = tuple(files), sample
         self._known = {(file.number, file.name, file.fingerprint): file.rows for file in known}
         self._parked: dict[tuple[int, int], Reader] = {}
+        self._stamps: dict[int, str] = {}
 
     @cached_property
     def files(self) -> tuple[SourceFile, ...]:
@@ -92,6 +94,7 @@ class FileSource:
             return tuple(pool.map(self._describe, range(len(self._files)), self._files))
 
     def _describe(self, number: int, file: DataFile) -> SourceFile:
+        self._stamps.setdefault(number, file.stamp())
         fingerprint = file.fingerprint()
         key = number, file.name, fingerprint
         return SourceFile(
@@ -110,8 +113,26 @@ class FileSource:
 
     def rows(self, file: int, start: int, stop: int, cursor: Mapping[str, Any] | None = None) -> Slice:
         """One pass over the rows `start` to `stop` of a file that the sample keeps."""
-        keep = partial(self._sample.keep, file)
-        return Slice(start, stop, keep, partial(self._borrow, file, start, cursor), partial(self._park, file))
+        return Slice(
+            start,
+            stop,
+            partial(self._sample.keep, file),
+            borrow=partial(self._borrow, file, start, cursor),
+            give_back=partial(self._park, file),
+            check=partial(self._require_same, file),
+        )
+
+    def _require_same(self, file: int) -> None:
+        """Half of one file and half of another is no dataset, and a file that is being written has no end."""
+        known, name = self._stamps.get(file), self._files[file].name
+        try:
+            stamp = self._files[file].stamp()
+        except FileNotFoundError:
+            if known is None:
+                raise
+            raise MismatchError(f"data file {name}: it is gone since this run has opened it") from None
+        if self._stamps.setdefault(file, stamp) != stamp:
+            raise MismatchError(f"data file {name}: it was written to since this run has opened it")
 
     def _borrow(self, file: int, start: int, cursor: Mapping[str, Any] | None) -> Reader:
         parked = self._parked.pop((file, start), None)

@@ -144,6 +144,16 @@ class Place:
             ends.update(file.read(_ENDS))
         return f"{size}-{ends.hexdigest()}"
 
+    def stamp(self) -> str:
+        """What changes with every write to the file; cheap where it is local. Raises FileNotFoundError."""
+        if self.local:
+            found = os.stat(self.path)
+            return f"{found.st_size}-{found.st_mtime_ns}"
+        if self.version is None:  # listings are remembered by fsspec
+            fs, path = self._remote
+            fs.invalidate_cache(path)
+        return self.fingerprint()
+
     def refuse(self, reason: str) -> RequestError:
         """The error for a file that cannot be what its name says."""
         return RequestError(f"data.path: {self.name}: {reason}")

@@ -63,6 +63,10 @@ class DataFile(Protocol):
         """Changes when the content does."""
         ...
 
+    def stamp(self) -> str:
+        """Changes with every write to the file, as far as can be told at little cost; FileNotFoundError without it."""
+        ...
+
     def columns(self) -> tuple[str, ...]:
         """Names of the columns, nested ones dotted; empty where the file has no readable row to tell."""
         ...
@@ -86,7 +90,7 @@ class Rows(Protocol):
         ...
 
     def __iter__(self) -> Iterator[SourceRow]:
-        """The rows that `data.sample` keeps, in row order."""
+        """The rows that `data.sample` keeps, in row order; MismatchError where the file has changed meanwhile."""
         ...
 
 
@@ -127,25 +131,37 @@ def wanted_rows(keep: Keep, start: int, stop: int) -> Iterator[bool]:
 
 
 class Slice:
-    """The rows of a slice; `borrow` gives the reader at its start, `give_back` takes it at its end."""
+    """The rows of a slice; `borrow` gives the reader at its start, `give_back` takes it at its end.
+
+    `check` raises where the file is no longer the one that was opened; asked before the first row and after the last.
+    """
 
     def __init__(
-        self, start: int, stop: int, keep: Keep, borrow: Callable[[], Reader], give_back: Callable[[Reader], None]
+        self,
+        start: int,
+        stop: int,
+        keep: Keep,
+        *,
+        borrow: Callable[[], Reader],
+        give_back: Callable[[Reader], None],
+        check: Callable[[], None],
     ) -> None:
         self.ended = False
         self.cursor: Mapping[str, Any] | None = None
         self._start, self._stop, self._keep = start, stop, keep
-        self._borrow, self._give_back = borrow, give_back
+        self._borrow, self._give_back, self._check = borrow, give_back, check
         self._hash = hashlib.blake2b(digest_size=16)
 
     def __iter__(self) -> Iterator[SourceRow]:
         self._hash = hashlib.blake2b(digest_size=16)
+        self._check()
         reader = self._borrow()
         try:
             for row in reader.read(self._stop, self._keep):
                 self._hash.update(_row_bytes(row))
                 yield row
             self.ended, self.cursor = reader.at_end(), reader.cursor()
+            self._check()
         except BaseException:  # also GeneratorExit: a pass that was not finished leaves no reader behind
             reader.close()
             raise

@@ -93,6 +93,10 @@ class TableFile:
         """As its place says."""
         return self.place.fingerprint()
 
+    def stamp(self) -> str:
+        """As its place says."""
+        return self.place.stamp()
+
     def projection(self, schema: Any) -> list[str]:
         """The top-level columns to read; raises RequestError where a wanted column is in none of them."""
         require_columns(self.wanted, list(_field_names(schema)), self.name)

@@ -191,6 +191,10 @@ class TextFile(ABC):
         """As its place says."""
         return self.place.fingerprint()
 
+    def stamp(self) -> str:
+        """As its place says."""
+        return self.place.stamp()
+
     def columns(self) -> tuple[str, ...]:
         """The columns of the first records: of one, if it has all that are wanted, else of up to 64."""
         reader = self.open_at(self._origin)

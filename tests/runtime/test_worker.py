@@ -235,6 +235,34 @@ def test_a_worker_that_sees_other_weights_is_not_let_near_the_run(job: Path, tmp
         run(job, tmp_path / "run")
 
 
+@pytest.mark.parametrize("change", ["other texts", "gone"])
+def test_data_that_change_or_go_while_a_crew_reads_them_stop_the_run_and_nothing_false_is_committed(
+    change: str, job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any
+) -> None:
+    texts = (job.parent / "texts.jsonl").read_text()
+    data = tmp_path / "texts.jsonl"
+    data.write_text(texts)
+
+    failures: list[str] = []
+
+    class Changing(Watcher):
+        def retried(self, shard: str, error: str) -> None:
+            failures.append(error)
+
+        gave_up = retried
+
+    then = data.unlink if change == "gone" else lambda: data.write_text(texts.replace("a", "z")) and None
+    crew_of(3)
+    with pytest.raises(harvest.errors.WorkError, match=r"data file texts.jsonl: it (is gone|was written to) since"):
+        run(job, tmp_path / "run", Changing(3, then), f"data.path={data}")
+    found = read_plain(tmp_path / "run")
+    assert not found.complete
+    assert 3 <= len(found.records) < len(clean.records)
+    assert len(failures) <= 3 * coordinate.SHARDS_PER_WORKER, "it stops; it does not fail shard by shard"
+    for key in found.records:
+        assert found.objects[f"{key}/tokens.parquet"] == clean.objects[f"{key}/tokens.parquet"]
+
+
 def test_a_worker_whose_folder_is_not_the_shared_one_says_so(job: Path, tmp_path: Path) -> None:
     plan = make_plan(load_job(job, [f"run.path={tmp_path}/elsewhere"]))
     lonely = Worker(hire(plan, "worker-0", "0" * 8))

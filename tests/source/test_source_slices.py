@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harvest.config import DataSettings
+from harvest.errors import MismatchError
 from harvest.records import SourceRow
 from harvest.source import textfiles
 from harvest.source.open import open_source
@@ -332,3 +333,35 @@ def test_known_counts_of_a_file_that_has_changed_are_not_believed(tmp_path: Path
     known = source_of(path, ["text"]).files
     path.write_text('{"text": "a"}\n' * 11)
     assert open_source(DataSettings(path=str(path)), ["text"], known=known).files[0].rows == 11
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".json", ".parquet"])
+@pytest.mark.parametrize("when", ["between two slices", "within a slice"])
+def test_a_file_that_is_written_to_or_gone_gives_no_further_slice(suffix: str, when: str, tmp_path: Path) -> None:
+    path, copy = tmp_path / f"rows{suffix}", tmp_path / "copy"
+    _write(path, [f"text {i}" for i in range(60)])
+    copy.write_bytes(path.read_bytes())
+    for change, message in ((lambda: _write(path, ["a"] * 60), "written to since"), (path.unlink, "gone since")):
+        path.write_bytes(copy.read_bytes())
+        source = source_of(path, ["text"])
+        first = source.rows(0, 0, 20)
+        rows = iter(first)
+        assert len([next(rows) for _ in range(20 if when == "between two slices" else 10)]) >= 10
+        if when == "between two slices":
+            assert list(rows) == []
+        change()
+        with pytest.raises(MismatchError, match=rf"data file rows{suffix}: it (was|is) {message}"):
+            list(rows if when == "within a slice" else source.rows(0, 20, 40, first.cursor))
+
+
+def _write(path: Path, texts: list[str]) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path)
+        return
+    if path.suffix == ".csv":
+        content = "text\n" + "".join(f"{text}\n" for text in texts)
+    elif path.suffix == ".json":
+        content = json.dumps([{"text": text} for text in texts])
+    else:
+        content = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
