@@ -60,45 +60,43 @@ def _ordered(counts: Sequence[_Count]) -> dict[str, tuple[int, int]]:
 
 
 def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore:
-    """Reads labels until every group has been met; all of them where pairs go by order.
+    """Reads labels until every group has been met, be it beyond `data.limit`; all of them where pairs go by order.
 
     Raises RequestError naming a group without a document, and groups of different size where they are paired by order.
     """
     counts = [_Count(direction) for direction in job.directions]
     before = GroupsBefore(shard_documents)
     _refuse_order_of_streams(counts, source)
-    looked = 0
-    for file, row in _rows(source, job.data.limit):
-        before.note(file, row.row, counts)
+    looked, limit = 0, job.data.limit
+    for looked, (file, row) in enumerate(_rows(source), 1):
+        within = limit is None or looked <= limit
+        if within:
+            before.note(file, row.row, counts)
         if all(count.settled for count in counts):
             return before
-        if looked >= SCAN_ROWS and not any(count.settings.pair == "order" for count in counts):
-            return before
-        looked += 1
+        if looked > SCAN_ROWS and not (within and any(count.settings.pair == "order" for count in counts)):
+            break
         value = row.values.get(job.data.column)
         for count in counts:
             group = group_of(count.settings, row.values)
             if group in (A, B):
-                count.every[group] += 1
+                count.every[group] += within
                 count.usable[group] += value is not None and (not hasattr(value, "__len__") or len(value) > 0)
-    if _can_tell(source):
-        for count in counts:
-            _refuse_empty(count, job, looked)
+    else:
+        if _can_tell(source):
+            for count in counts:
+                _refuse_empty(count, looked)
     for count in counts:
         _refuse_unequal(count, job)
     return before
 
 
-def _rows(source: Source, limit: int | None) -> Iterator[tuple[int, SourceRow]]:
-    """(file, row) of every document that the run will take, as far as that can be read ahead."""
-    taken = 0
+def _rows(source: Source) -> Iterator[tuple[int, SourceRow]]:
+    """(file, row) of every document of the data, as far as that can be read ahead."""
     for file in source.files:
         if file.rows is None and file.format in ("stream", "objects"):
             return
         for row in source.rows(file.number, 0, WHOLE_FILE if file.rows is None else file.rows):
-            if limit is not None and taken >= limit:
-                return
-            taken += 1
             yield file.number, row
 
 
@@ -115,16 +113,15 @@ def _refuse_order_of_streams(counts: Sequence[_Count], source: Source) -> None:
         )
 
 
-def _refuse_empty(count: _Count, job: Job, looked: int) -> None:
+def _refuse_empty(count: _Count, looked: int) -> None:
     settings = count.settings
     for group, values in ((A, settings.positive), (B, settings.negative)):
         if values is None or count.usable[group]:
             continue
         asked = values if isinstance(values, str) else ", ".join(map(repr, values))
-        limited = "" if job.data.limit is None else f" of data.limit = {job.data.limit}"
         raise RequestError(
             f"direction {settings.name!r}: group {'AB'[group]} is empty (A {count.usable[A]} documents, "
-            f"B {count.usable[B]}): {settings.column} is {asked} in none of {looked} documents{limited} "
+            f"B {count.usable[B]}): {settings.column} is {asked} in none of {looked} documents "
             "that hold anything"
         )
 

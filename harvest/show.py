@@ -89,6 +89,11 @@ def warnings(run: Run) -> list[str]:
     ]
     if summary["non_finite"]:
         lines.append(f"values that are no finite numbers: {_non_finite(summary)}; documents() names them{_end(dtype)}")
+    for result in run.direction_results:
+        for mode, found in result.found.items():
+            whys = [f"{at}: {direction.status}" for at, direction in found.items() if direction.status != "ok"]
+            if whys:
+                lines.append(f"direction {result.name!r}, {mode}: undefined at {len(whys)} of {len(found)}, {whys[0]}")
     return lines
 
 

@@ -359,15 +359,19 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_group_of_empty_texts_or_beyond_the_limit_is_empty(tmp_path: Path) -> None:
+def test_a_group_of_empty_texts_is_empty_and_one_beyond_the_limit_is_a_status(tmp_path: Path) -> None:
+    from harvest import show
+
     rows = texts(12)
     for row in rows[::2]:
         row["text"] = ""
     with pytest.raises(RequestError, match="group B is empty"):
         made(tmp_path / "run", rows, asked())
     ordered = sorted(texts(12), key=lambda row: row["label"])
-    with pytest.raises(RequestError, match=r"data\.limit = 6"):
-        made(tmp_path / "run", ordered, asked(), data={"limit": 6})
+    _, opened = made(tmp_path / "run", ordered, asked(), data={"limit": 6})
+    assert "group A is empty" in opened.directions()["s"][AT].status
+    assert opened.directions()["s"][AT].vector is None
+    assert any("direction 's'" in line and "group A is empty" in line for line in show.warnings(opened))
 
 
 def test_unequal_groups_are_no_pairs_by_order(tmp_path: Path) -> None:
