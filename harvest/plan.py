@@ -251,7 +251,7 @@ class _Model:
 
 def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import adapter, fingerprint, lengths, load, packing, quantization, sites
+    from harvest.model import adapter, architectures, fingerprint, lengths, load, packing, quantization, sites
 
     if model is not None and not hasattr(model, "config"):
         raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
@@ -276,7 +276,7 @@ def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Mode
         dtype=dtype,
         device=device,
         attention=str(skeleton.config._attn_implementation),
-        vocab_size=skeleton.get_input_embeddings().num_embeddings,
+        vocab_size=architectures.vocabulary_of(skeleton),
         weight_bytes=load.weight_bytes(skeleton, dtype, job.model.quantization),
         packing_obstacle=packing.obstacle(skeleton),
         batch_obstacle=packing.INT8 if job.model.quantization == "int8" else packing.outliers_of_the_batch(config),
@@ -323,6 +323,8 @@ def _batching(job: Job, model: _Model) -> str:
                 "other; allowed is 'auto', which runs them one by one"
             )
         return "single"
+    if job.tokens.batch == 1 and job.tokens.batching in ("auto", "sorted"):
+        return "single"  # true where even the padding changes what a model computes
     if job.tokens.batching == "packed" and model.packing_obstacle is not None:
         raise RequestError(
             f"tokens.batching = 'packed': {model.packing_obstacle}, so packed documents would see each other; "

@@ -43,7 +43,7 @@ def self_check(capture: Capture, windows: Sequence[Window], dtype: torch.dtype, 
                 raise MismatchError(
                     f"self-check: {name} of document {one.document} differs by {error:.2g} of a row's norm between "
                     f"a batch and the document alone (allowed is {TOLERANCE[dtype]:g}): what this model computes for "
-                    "a document depends on its neighbours in the batch"
+                    "a document depends on its neighbours in the batch; with tokens.batch = 1 each runs alone"
                 )
     return errors
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -226,9 +226,19 @@ def vocabulary_of(model: Any) -> int:
 
 
 def unwrapped(model: Any) -> nn.Module:
-    """The transformers model that the paths of modules start at; PEFT wrappers are looked through."""
-    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner
+    """The transformers model that the paths of modules start at; PEFT wrappers are looked through.
+
+    RequestError for a wrapper that puts learned vectors before every document: they are no part of this model.
+    """
+    if not hasattr(model, "get_base_model"):
+        return cast(nn.Module, model)
+    for adapter in getattr(model, "active_adapters", ()):
+        if getattr(model.peft_config.get(adapter), "is_prompt_learning", False):
+            raise RequestError(
+                f"model: its adapter {adapter!r} is {model.peft_config[adapter].peft_type.value}, whose virtual tokens "
+                "belong to no document; allowed are adapters that change weights, such as LoRA"
+            )
+    return cast(nn.Module, model.get_base_model())
 
 
 def trunk_of(model: Any) -> nn.Module:
@@ -249,6 +259,10 @@ def architecture_of(model: Any) -> Architecture | None:
         )
     if config is not model.config and model.config.model_type not in WRAPPERS:
         return None  # another wrapper: its text model is known, but not where it lies
+    trunk = trunk_of(model)
+    kinds = type(getattr(trunk, "_orig_mod", trunk)).__mro__  # where torch.compile keeps what it wraps
+    if not any(kind.__module__.startswith("transformers.models.") for kind in kinds):
+        return None  # remote code may call itself `llama` and lie otherwise
     return ARCHITECTURES.get(config.model_type)
 
 

@@ -52,7 +52,10 @@ def skeleton(config: Any, settings: ModelSettings) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    with_head = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not is_encoder(config)
+    """With the head where there is one; remote code often has no other class."""
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    of_remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    with_head = (known or of_remote) and not is_encoder(config)
     return AutoModelForCausalLM if with_head else AutoModel
 
 

@@ -357,3 +357,13 @@ def test_an_adapted_object_is_captured_with_its_adapter_and_told_from_others(tmp
     assert of_model(again) != of_model(model)
     with pytest.raises(RequestError, match=r"^model\.adapter = 'x': a model object is given"):
         harvest.run({**settings, "model": {"name": "m", "adapter": "x"}}, model=model, data=TEXTS)
+
+
+@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
+def test_an_adapter_of_virtual_tokens_is_refused_and_not_left_out(kind: Any, tmp_path: Path) -> None:
+    model = peft.get_peft_model(tiny_llama(vocab=300), kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    with pytest.raises(RequestError, match=r"its adapter 'default' is P.*_TUNING, whose virtual tokens .* as LoRA"):
+        harvest.capture_activations(model, [1, 2, 3], harvest.CaptureSpec())
+    with pytest.raises(RequestError, match=r"virtual tokens"):
+        harvest.run({"run": {"path": str(tmp_path / "run")}}, model=model, tokenizer=byte_tokenizer(), data=TEXTS)
+    assert not (tmp_path / "run").exists()

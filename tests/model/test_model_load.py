@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
+from transformers import dynamic_module_utils
 
 import harvest
 from harvest.config import ModelSettings
@@ -140,3 +143,89 @@ def test_dtype_and_context_come_from_the_checkpoint(folder: Path) -> None:
     tiny_llama().to(torch.bfloat16).save_pretrained(folder)
     assert checkpoint_dtype(load_config(settings(folder)), settings(folder)) == "bfloat16"
     assert checkpoint_dtype(config, settings(folder, dtype="float16")) == "float16"
+
+
+REMOTE = """
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class OurConfig(PretrainedConfig):
+    model_type = "llama"  # as other code calls itself
+
+    def __init__(self, vocab_size=64, hidden_size=8, num_hidden_layers=2, **more):
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
+        super().__init__(**more)
+
+
+class OurBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, states):
+        return states + self.mix(states.cumsum(1)).tanh()
+
+
+class OurModel(PreTrainedModel):
+    config_class, base_model_prefix = OurConfig, "trunk"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([OurBlock(config.hidden_size) for _ in range(config.num_hidden_layers)])
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids):
+        states = self.words(input_ids)
+        for block in self.layers:
+            states = block(states)
+        return (states,)
+
+
+class OurLM(PreTrainedModel):
+    config_class, base_model_prefix = OurConfig, "trunk"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.trunk, self.head = OurModel(config), nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.trunk.words
+
+    def forward(self, input_ids):
+        return (self.head(self.trunk(input_ids)[0]),)
+"""
+
+
+def test_remote_code_with_a_language_model_alone_is_loaded_with_its_head_and_is_not_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "ours.py").write_text(REMOTE)
+    code: dict[str, Any] = {"__name__": "ours"}
+    exec(REMOTE, code)  # the same code, as the oracle
+    torch.manual_seed(0)
+    model = code["OurLM"](code["OurConfig"](dtype="float32"))
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    named = {"AutoConfig": "ours.OurConfig", "AutoModelForCausalLM": "ours.OurLM"}
+    (folder / "config.json").write_text(json.dumps({**model.config.to_dict(), "auto_map": named}))
+    asked = {"name": str(folder), "trust_remote_code": True}
+    job = {"model": asked, "data": {"ids": "i"}, "run": {"path": str(tmp_path / "run"), "threads": 1}}
+    sites = ["residual", "module:head", "module:trunk.layers.{layer}.mix"]
+    documents = [[5, 9, 3, 3], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+    run = harvest.run({**job, "capture": {"sites": sites}}, data=[{"i": ids} for ids in documents])
+    with torch.no_grad():
+        expected = torch.cat([model(torch.tensor([ids]))[0][0] for ids in documents])
+    assert torch.allclose(run["module:head"][:], expected, atol=1e-5)
+    assert run.names[:2] == ["residual.0", "residual.1"]
+    with pytest.raises(RequestError, match=r"'mlp_input': 'llama' has none: .* not in the table of sites"):
+        harvest.run({**job, "capture": {"sites": ["mlp_input"]}}, data=[{"i": [1]}])

@@ -14,7 +14,8 @@ from families import tiny_family
 from oracle import TOLERANCE_TINY, alone, worst_error
 from plainrun import PlainRun, first_difference, read_plain
 from runcase import Died, Failing, bury, errors_alone, install, job, run
-from tiny import BOS, EOS, byte_tokenizer, tiny_llama
+from tiny import BOS, EOS, amplify, byte_tokenizer, tiny_llama
+from transformers import FNetConfig, FNetModel
 
 import harvest
 from harvest.errors import HarvestError, RequestError, WorkError
@@ -267,3 +268,23 @@ def test_a_stream_whose_separator_nobody_names_is_refused(tmp_path: Path) -> Non
             job(tmp_path / "run", tokens={"batching": "concatenated"}), model=model, tokenizer=tokenizer, data=["a"]
         )
     assert read_plain(tmp_path / "run").records == {}
+
+
+def test_where_padding_is_seen_the_self_check_names_the_way_out_and_that_is_true(tmp_path: Path) -> None:
+    """Fourier transforms mix all positions of a forward, and know no mask."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 3, "intermediate_size": 24}
+    model = amplify(FNetModel(FNetConfig(**sizes, max_position_embeddings=64)))
+    with pytest.raises(
+        WorkError, match=r"self-check: residual\.\d of document .*; with tokens\.batch = 1 each runs alone"
+    ):
+        run_ids(tmp_path / "refused", DOCUMENTS, "sorted", model=model, tokens={})
+    plain = run_ids(tmp_path / "alone", DOCUMENTS, "auto", model=model, tokens={"batch": 1})
+    assert resolved(tmp_path / "alone")["batching"] == "single"
+    for number, ids in enumerate(DOCUMENTS):
+        seen: list[torch.Tensor] = []
+        handle = model.encoder.layer[1].register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out[0]))
+        with torch.no_grad():
+            model(torch.tensor([ids]))
+        handle.remove()
+        assert worst_error(torch.from_numpy(plain.of(number, "residual.1")), seen[0][0]) < TOLERANCE_TINY
