@@ -118,9 +118,52 @@ def report(run: RunFolder) -> None:
 
 
 @app.command()
-def export(format: str, run: RunFolder, out: str) -> None:
-    """Writes a run in another tool's format (not built in this version)."""
-    _not_built(f"export {format}", run)
+def export(
+    format: Annotated[
+        str,
+        typer.Argument(metavar="FORMAT", help="npy, safetensors, parquet, hf or zarr."),
+    ],
+    run: RunFolder,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new or empty folder, or a URL.")],
+    name: Annotated[list[str] | None, typer.Option("--name", help="Of the run's names; repeatable; all.")] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="In the order of run.batches, not stored.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; what does not fit ends it.")] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="C", help="Only whole contexts: C tokens of a document.")
+    ] = None,
+    naming: Annotated[str | None, typer.Option(help="tl (TransformerLens hooks) or hf (module paths).")] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="FILTER", help="Of the token table: 'position > 0 and not special'.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="ROWS", help="At most so many rows.")] = None,
+    directions: Annotated[bool, typer.Option("--directions", help="Not built in this version.")] = False,
+    json: Json = False,
+) -> None:
+    """Writes rows of a run, with their tokens, in a format that other tools read."""
+    if directions:
+        _not_built("export --directions", run)
+    from harvest import show
+    from harvest.export.card import text
+    from harvest.export.export import Request, export_run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    card = export_run(
+        Request(
+            format=format,
+            run=run,
+            out=out,
+            name=name or (),
+            shuffle=shuffle,
+            dtype=dtype,
+            context=context,
+            naming=naming,
+            rows=rows,
+            limit=limit,
+        )
+    )
+    _print(show.Shown(text(card), card), json)
 
 
 def _observer(json: bool) -> Any:

@@ -34,13 +34,13 @@ def row_filter(text: str, schema: pa.Schema) -> pc.Expression:
     if len(text) > MAX_LENGTH:
         raise RequestError(f"--rows of {len(text)} characters: allowed are {MAX_LENGTH}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        found = _Reader(text, schema).truth(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RequestError(f"--rows = {text!r:.200}: no filter; allowed are {ALLOWED}") from None
-    try:
+        found = _Reader(text, schema).truth(ast.parse(text.strip(), mode="eval").body)
         schema.empty_table().filter(found)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+    except RequestError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        raise RequestError(f"--rows = {text!r:.200}: no filter; allowed are {ALLOWED}") from None
+    except (pa.ArrowException, TypeError) as error:
         raise RequestError(f"--rows = {text!r:.200}: {' '.join(str(error).split())[:200]}") from None
     return found
 
