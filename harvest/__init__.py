@@ -17,6 +17,7 @@ _HOME = {
     "ActivationRecord": "harvest.model.cache:ActivationRecord",
     "ActivationCache": "harvest.model.cache:ActivationCache",
     "decoder_layers": "harvest.model.sites:decoder_layers",
+    "steer": "harvest.model.steer:steer",
     "concept_direction": "harvest.reduce.accumulate:concept_direction",
     "ConceptAccumulator": "harvest.reduce.accumulate:ConceptAccumulator",
     "Job": "harvest.config:Job",
@@ -27,10 +28,7 @@ _HOME = {
 }
 """Public name -> `module:attribute`, imported when it is first used."""
 
-_LATER = (
-    "join",
-    "steer",
-)
+_LATER = ("join",)
 """Names of the documented interface that are refused by name until they are built."""
 
 __all__ = ["__version__", *_HOME]
