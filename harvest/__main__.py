@@ -138,13 +138,20 @@ def export(
         str | None, typer.Option(metavar="FILTER", help="Of the token table: 'position > 0 and not special'.")
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="ROWS", help="At most so many rows.")] = None,
-    directions: Annotated[bool, typer.Option("--directions", help="Not built in this version.")] = False,
+    directions: Annotated[
+        bool, typer.Option("--directions", help="Its directions instead: safetensors or gguf.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Writes rows of a run, with their tokens, in a format that other tools read."""
-    if directions:
-        _not_built("export --directions", run)
     from harvest import show
+
+    if directions:
+        from harvest.export.directions import export_directions
+
+        card = export_directions(format, run, out)
+        _print(show.Shown(f"{card['out']}: {', '.join(card['directions'])}; {card['note']}", card), json)
+        return
     from harvest.export.card import text
     from harvest.export.export import Request, export_run
 

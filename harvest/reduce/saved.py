@@ -36,6 +36,13 @@ def vectors_bytes(found: Found) -> bytes:
     return blob
 
 
+def raw_bytes(directions: Mapping[str, Direction]) -> bytes:
+    """Name -> `raw` float64 [d] of defined directions, as safetensors."""
+    raw = {name: np.ascontiguousarray(one.raw) for name, one in directions.items() if one.raw is not None}
+    blob: bytes = save(raw)
+    return blob
+
+
 def card_bytes(card: Mapping[str, Any]) -> bytes:
     """JSON; a number that is none is null."""
     return (json.dumps(_plain(card), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")

@@ -56,7 +56,7 @@ HOMES = {
     "zarr": ["store/bfloat16.py", "store/arrays.py"],
     "transformers": ["model/load.py", "model/quantization.py"],
     "peft": ["model/adapter.py"],
-    "gguf": ["model/gguffile.py"],
+    "gguf": ["model/gguffile.py", "export/directions.py"],
     "huggingface_hub": ["model/checkpoint.py", "source/"],
     "pyarrow": [
         "source/",
