@@ -133,10 +133,19 @@ def estimate(
     )
 
 
-def worker_memory(*, rows_per_sort_window: int, bytes_per_row: int, tokens_per_batch: int, weight_bytes: int) -> int:
-    """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text."""
+def worker_memory(
+    *,
+    rows_per_sort_window: int,
+    bytes_per_row: int,
+    tokens_per_batch: int,
+    weight_bytes: int,
+    examples_bytes: int = 0,
+) -> int:
+    """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text, and
+    the examples of two shards."""
     windows = 2 * rows_per_sort_window * bytes_per_row
-    return LIBRARY_BYTES + 2 * weight_bytes + windows + tokens_per_batch * BYTES_PER_BATCH_TOKEN + TEXT_BYTES
+    forward = tokens_per_batch * BYTES_PER_BATCH_TOKEN
+    return LIBRARY_BYTES + 2 * weight_bytes + windows + forward + TEXT_BYTES + examples_bytes
 
 
 def shard_documents(job: Job, probe: Probe, bytes_per_row: int, bytes_per_document: int) -> int:

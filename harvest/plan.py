@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harvest.config import DirectionSettings, Job
 from harvest.errors import NotBuiltError, RequestError
 from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, span_names, worker_memory
+from harvest.examples import keeps_examples
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
 from harvest.source.open import open_source
@@ -126,7 +127,9 @@ def make_plan(
     tokeniser = _tokeniser(job, found)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     bytes_per_row = sum(name.width for name in found.names) * ITEMSIZE[store_dtype]
-    bytes_per_document = sum(name.width for name in found.names) * ITEMSIZE["float32"] * len(job.capture.pool or ())
+    bytes_per_state = sum(name.width for name in found.names) * ITEMSIZE["float32"]
+    bytes_per_example = bytes_per_state * _kept_states(job)
+    bytes_per_document = bytes_per_state * len(job.capture.pool or ()) + bytes_per_example
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
@@ -152,6 +155,7 @@ def make_plan(
         bytes_per_row=bytes_per_row,
         tokens_per_batch=resolved.tokens_per_batch,
         weight_bytes=found.weight_bytes,
+        examples_bytes=2 * shard * bytes_per_example,
     )
     plan = Plan(
         job=job,
@@ -212,6 +216,12 @@ def _refuse_unbuilt_direction(direction: DirectionSettings) -> None:
         if asked:
             value = f"{key} = {getattr(direction, key)!r}"
             raise NotBuiltError(f"direction {direction.name!r}: {value}: not built in this version; {allowed}")
+
+
+def _kept_states(job: Job) -> int:
+    """States that directions keep of a document as examples; of `all` there are too few to count."""
+    kept = [d for d in job.directions if keeps_examples(d, stores_rows=job.capture.store)]
+    return sum(read.kind != "all" for direction in kept for read in direction.reads)
 
 
 def _refuse_loading(job: Job) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plainrun import PlainRun, first_difference, read_plain, snapshot
-from runcase import Died, Failing, bury, install, jsonl, run, stacked
+from runcase import Died, Failing, bury, install, job, jsonl, run, stacked
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
@@ -490,3 +490,40 @@ def test_a_run_without_directions_says_so(tmp_path: Path, capsys: pytest.Capture
     run(tmp_path / "run", jsonl(tmp_path / "a.jsonl", texts(4)), capture=ONE_NAME)
     assert _status(["directions", str(tmp_path / "run")]) == 2
     assert "no [[directions]]" in capsys.readouterr().err
+
+
+def test_a_chat_is_read_at_its_own_end_whatever_stands_beside_it(tmp_path: Path) -> None:
+    from oracle import alone
+    from tiny import CHAT_TEMPLATE
+
+    model, tokenizer = tiny_llama(vocab=300), byte_tokenizer(chat_template=CHAT_TEMPLATE)
+    asks = ["a", "bcd", "efghijk", "xy", "zzzzz", "q"]
+    rows = [{"m": [{"role": "user", "content": ask}], "label": str(i % 2)} for i, ask in enumerate(asks)]
+    direction = asked(read=[-1, -4])
+    source = jsonl(tmp_path / "a.jsonl", rows)
+    tables = {"data": {"messages": "m", "path": str(source)}, "capture": {"layers": [1], "positions": "last"}}
+    asked_for = job(tmp_path / "run", directions=[direction], **tables)
+    found = harvest.run(asked_for, model=model, tokenizer=tokenizer).directions()["s"]
+    states = []
+    for row in rows:
+        text = tokenizer.apply_chat_template(row["m"], tokenize=False, add_generation_prompt=True)
+        states.append(alone(model, tokenizer(text, add_special_tokens=False)["input_ids"], [AT])[AT].double().numpy())
+    for place in (-1, -4):
+        a, b = (np.stack([s[place] for s, g in zip(states, groups(rows)) if g == group]) for group in (0, 1))
+        raw = found[f"{AT}@{place}"].raw
+        assert np.abs(raw - (a.mean(0) - b.mean(0))).max() <= 1e-4 * np.abs(raw).max()
+
+
+def test_examples_are_in_the_plans_figures(tmp_path: Path) -> None:
+    from harvest.config import load_job
+    from harvest.plan import make_plan
+
+    model, source = tiny_llama(vocab=300), jsonl(tmp_path / "a.jsonl", texts(20))
+
+    def planned(**tables: Any) -> Any:
+        settings = {"model": {"name": "m"}, "data": {"path": str(source)}, "run": {"path": str(tmp_path / "r")}}
+        return make_plan(load_job({**settings, **tables}), model=model, tokenizer=byte_tokenizer()).estimate
+
+    plain, read = planned(), planned(directions=[asked(read=["last", "mean", "all"])])
+    assert read.store_bytes - plain.store_bytes == 20 * 2 * 3 * 16 * 4
+    assert read.memory_bytes > plain.memory_bytes
