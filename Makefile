@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint chaos bench schemas clean
+.PHONY: demo test test-peers lint chaos bench schemas clean
 
 demo: $(VENV)/demo-installed
 	$(BIN)/harvest run jobs/demo.toml
@@ -18,6 +18,20 @@ demo: $(VENV)/demo-installed
 test: $(VENV)/test-installed lint
 	$(BIN)/python -m pytest -n 2 -m "not real"
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real
+
+# Trainers of other projects read what `harvest export` writes. Their pins conflict, so each has an environment.
+PEERS := saelens llamascopium dictionary_learning
+test-peers: $(VENV)/test-installed $(PEERS:%=.peers/%/installed)
+	HARVEST_PEER_SAELENS=$(CURDIR)/.peers/saelens/bin/python \
+	HARVEST_PEER_LLAMASCOPIUM=$(CURDIR)/.peers/llamascopium/bin/python \
+	HARVEST_PEER_DICTIONARY_LEARNING=$(CURDIR)/.peers/dictionary_learning/bin/python \
+	$(BIN)/python -m pytest tests/peers
+
+.peers/%/installed: tests/peers/requirements-%.txt
+	$(PYTHON) -m venv .peers/$*
+	.peers/$*/bin/pip install --quiet --disable-pip-version-check --requirement tests/peers/requirements-$*.txt
+	$(if $(filter dictionary_learning,$*),.peers/$*/bin/pip install --quiet --no-deps dictionary-learning==0.1.0)
+	touch $@
 
 lint: $(VENV)/test-installed
 	$(BIN)/ruff check .
@@ -48,4 +62,4 @@ $(VENV)/test-installed: $(VENV)/demo-installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

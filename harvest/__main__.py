@@ -121,7 +121,9 @@ def report(run: RunFolder) -> None:
 def export(
     format: Annotated[
         str,
-        typer.Argument(metavar="FORMAT", help="npy, safetensors, parquet, hf or zarr."),
+        typer.Argument(
+            metavar="FORMAT", help="npy, safetensors, parquet, hf, zarr, saelens, llamascopium or activault."
+        ),
     ],
     run: RunFolder,
     out: Annotated[str, typer.Argument(metavar="OUT", help="A new or empty folder, or a URL.")],

@@ -126,5 +126,5 @@ def readme(card: Mapping[str, Any], format: Format, out: str) -> str:
         f"- `export.json`: this card for programs, with the size and crc32c of every file.\n"
         f"- Source: run `{card['run']['path']}`{state}, fingerprint {card['run']['fingerprint']}.\n\n"
         f"| here | in the run | width | dtype |\n| --- | --- | --- | --- |\n{names}\n\n"
-        f"```python\n{format.opens.format(folder=out, label=first)}\n```\n"
+        f"```python\n{format.opens.format(folder=out, label=first, context=card['context'] or 1)}\n```\n"
     )

@@ -12,16 +12,19 @@ from typing import Any
 import torch
 
 from harvest.activations import TORCH_DTYPES
-from harvest.errors import NotBuiltError, RequestError
+from harvest.errors import RequestError
+from harvest.export.activault import ACTIVAULT
 from harvest.export.card import make_card, readme
 from harvest.export.casting import EXACT
 from harvest.export.folder import Folder
 from harvest.export.format import Format
 from harvest.export.hf import HF
+from harvest.export.llamascopium import LLAMASCOPIUM
 from harvest.export.naming import NAMINGS, label
 from harvest.export.npy import NPY
 from harvest.export.parquet import PARQUET, write_tokens
 from harvest.export.rowfilter import row_filter
+from harvest.export.saelens import SAELENS
 from harvest.export.safetensors import SAFETENSORS
 from harvest.export.selection import Column, Selected, choose_units
 from harvest.export.zarr import ZARR
@@ -33,9 +36,10 @@ FORMATS: dict[str, Format] = {
     "parquet": PARQUET,
     "hf": HF,
     "zarr": ZARR,
+    "saelens": SAELENS,
+    "llamascopium": LLAMASCOPIUM,
+    "activault": ACTIVAULT,
 }
-LATER = ("saelens", "llamascopium", "activault", "gguf")
-"""Formats of the documented interface that are refused until they are built."""
 TABLE_BYTES_PER_ROW = 24
 """Of tokens.parquet and token columns, at most about."""
 
@@ -71,6 +75,7 @@ def export_run(request: Request) -> dict[str, Any]:
     chosen = None if request.rows is None else row_filter(request.rows, run.tokens(slice(0, 0)).schema)
     folder = Folder(request.out, run.files)
     selected = Selected(run, columns, choose_units(run, chosen, request.context, request.shuffle, request.limit))
+    format.prepare(selected)
     _refuse_what_does_not_fit(selected, folder, request)
     with folder:
         write_tokens(selected, folder)
@@ -82,10 +87,10 @@ def export_run(request: Request) -> dict[str, Any]:
 
 
 def _format(request: Request) -> Format:
-    if request.format in LATER:
-        raise NotBuiltError(f"export {request.format}: not built in this version; built are {', '.join(FORMATS)}")
+    if request.format == "gguf":
+        raise RequestError("format 'gguf': holds directions, not rows; add --directions")
     if request.format not in FORMATS:
-        raise RequestError(f"format {request.format!r}: allowed are {', '.join([*FORMATS, *LATER])}")
+        raise RequestError(f"format {request.format!r}: allowed are {', '.join(FORMATS)}, and gguf with --directions")
     return FORMATS[request.format]
 
 

@@ -28,3 +28,5 @@ class Format:
     """The spelling of names that its readers expect; None: ours."""
     front: str = ""
     """What README.md begins with, for hosts that read it."""
+    prepare: Callable[[Selected], None] = lambda selected: None
+    """Leaves out units that the format has no place for, before anything is written."""

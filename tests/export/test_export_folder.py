@@ -58,7 +58,6 @@ def refused(capsys: pytest.CaptureFixture[str], place: Path, *arguments: Any, st
         (("--shuffle", "x"), "--shuffle"),
         (("--naming", "nnsight"), "--naming"),
         (("--naming", "tl"), "mlp.1"),
-        (("--directions",), "not built"),
         (("--frobnicate",), "frobnicate"),
     ],
     ids=str,
@@ -83,7 +82,7 @@ def test_wrong_places_are_refused(fake: Fake, tmp_path: Path, capsys: pytest.Cap
         ("npy", tmp_path / "taken", tmp_path / "new", "not a run"),
         ("npy", fake.path, "s3://key:secret@bucket/x", "credentials"),
         ("csv", fake.path, tmp_path / "new", "npy, safetensors"),
-        ("gguf", fake.path, tmp_path / "new", "not built"),
+        ("gguf", fake.path, tmp_path / "new", "add --directions"),
     ]:
         assert names in refused(capsys, tmp_path, format, run, out)
     assert (tmp_path / "taken/notes.txt").read_text() == "mine"
