@@ -39,6 +39,8 @@ GOAL = 500
 class Idle:
     """A crew whose members report each shard in the next conversation."""
 
+    needs = "nothing"
+
     def __init__(self, workers: int, life: str) -> None:
         self.workers: Sequence[str] = [f"worker-{number}" for number in range(workers)]
         self._life = life

@@ -151,15 +151,20 @@ def kill_a_worker(job: Path, run: Path, delay: float, workers: int, dice: random
 
 def workers_of(coordinator: int) -> list[int]:
     """Processes of Ray's actors that descend from a coordinator which started its own Ray."""
-    parents, actors = {}, []
+    return descendants(coordinator, "HarvestWorker")
+
+
+def descendants(ancestor: int, word: str) -> list[int]:
+    """Processes below another one whose command lines hold a word."""
+    parents, found = {}, []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-            if b"HarvestWorker" in (stat.parent / "cmdline").read_bytes():
-                actors.append(int(stat.parent.name))
+            if word.encode() in (stat.parent / "cmdline").read_bytes():
+                found.append(int(stat.parent.name))
         except OSError:  # it has ended meanwhile
             continue
-    return [pid for pid in actors if coordinator in _ancestors(pid, parents)]
+    return [pid for pid in found if ancestor in _ancestors(pid, parents)]
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> set[int]:

@@ -47,7 +47,7 @@ CONNECT_SECONDS = 10.0
 def connected(job: Job, address: str | None) -> Iterator[None]:
     """Ray for as long as the block runs: that at `address`, else one of its own. Ends what it started, nothing else.
 
-    Raises RequestError where the cluster does not answer.
+    Raises RequestError where the cluster does not answer, WorkError where Ray does not start here.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ours = not ray.is_initialized()
@@ -126,6 +126,7 @@ class RayCrew:
 
     def __init__(self, plan: Plan, workers: int, life: str, *, reserve_memory: bool) -> None:
         self.workers: Sequence[str] = [f"worker-{number}" for number in range(workers)]
+        self.needs = f"{cpus_per_worker(plan):g} CPUs and {gpus_per_worker(plan):g} GPUs"
         self._plan, self._life, self._reserve_memory = plan, life, reserve_memory
         self._calls: dict[Any, str] = {}
         self._births: Counter[str] = Counter()
@@ -173,7 +174,12 @@ class RayCrew:
             ray.kill(self._actors.pop(worker), no_restart=True)
 
     def newcomers(self) -> Sequence[str]:
-        """More workers where nodes with more GPUs have joined and the job leaves the number open; they stay named."""
+        """More workers where nodes with more GPUs have joined and the job leaves the number open; they stay named.
+
+        Raises WorkError where no node is left, not even one to wait on: GCS answers, but nothing will ever run.
+        """
+        if not any(node["Alive"] for node in ray.nodes()):
+            raise WorkError("Ray's last node has died, and every worker with it; the same command resumes")
         room = _room(self._plan) if self._plan.job.run.workers == "auto" else 0
         new = [f"worker-{number}" for number in range(len(self.workers), room)]
         self.workers = [*self.workers, *new]
@@ -262,9 +268,11 @@ def _connect(job: Job, address: str | None) -> None:
             log_to_driver=False,
             logging_level="error",
         )
-    except (OSError, RayError, ValueError, RuntimeError) as error:
-        where = f"run.address = {address!r}" if address else "run.executor = 'ray'"
-        raise RequestError(f"{where}: Ray does not start or answer: {' '.join(str(error).split())[:300]}") from error
+    except Exception as error:  # Ray raises whatever it likes, bare exceptions too: a machine too busy to start in 30 s
+        reason = " ".join(str(error).split())[:300]
+        if address:
+            raise RequestError(f"run.address = {address!r}: Ray does not answer: {reason}") from error
+        raise WorkError(f"Ray does not start on this machine: {reason}; the same command tries again") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray's own would end the process with status 1

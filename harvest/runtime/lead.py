@@ -25,6 +25,8 @@ SILENT_SECONDS = 60.0
 """A worker that has not answered for this long counts as dead."""
 HUNG_SECONDS = 900.0
 """So does one that answers, holds a shard, and has not moved: no batch, no object, nothing read."""
+LONELY_SECONDS = 60.0
+"""Without a first worker, whoever watches is told what is waited for; again after as long."""
 UNBORN_SECONDS = 900.0
 """A worker that has never answered waits for room in the cluster, or its process is stuck: it is asked for anew."""
 SETTLE_SECONDS = 10.0
@@ -57,6 +59,8 @@ class Crew(Protocol):
     """The workers of a run, however they are reached. A lost worker comes back under its own name, if it can."""
 
     workers: Sequence[str]
+    needs: str
+    """What one takes, for messages."""
 
     def send(self, worker: str, order: Order) -> None:
         """Opens a conversation; one at a time for each worker."""
@@ -71,7 +75,10 @@ class Crew(Protocol):
         """Ends the worker for good."""
 
     def newcomers(self) -> Sequence[str]:
-        """Workers that have come into being since the last call, because there is room for them now."""
+        """Workers that have come into being since the last call, because there is room for them now.
+
+        Raises WorkError where there will never be any again.
+        """
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class Lead:
         self._members = {worker: _Member(since=clock()) for worker in crew.workers}
         self._warm: set[str] = set()
         """Nodes on which a model has been loaded."""
-        self._looked = self._grew = clock()
+        self._looked = self._grew = self._told = clock()
         self._was_ready = False
 
     def run(self) -> None:
@@ -240,6 +247,11 @@ class Lead:
                 self._send(worker)
             elif member.heard is not None and now - member.heard > SILENT_SECONDS:
                 self._lose(worker, f"has not answered for {now - member.heard:.0f} s", end=True)
+        if any(member.heard is not None for member in self._members.values()):
+            self._told = now
+        elif now - self._told > LONELY_SECONDS:
+            self._told = now
+            self._observer.waiting(f"no worker has begun yet; each waits for {self._crew.needs} of the cluster")
         if now - self._grew > GROW_SECONDS:
             self._grew = now
             for worker in self._crew.newcomers():

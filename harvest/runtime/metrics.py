@@ -84,6 +84,9 @@ class Counted:
         self._meter.record("harvest_lost_workers_total", 1)
         self._observer.left(worker, workers)
 
+    def waiting(self, text: str) -> None:
+        self._observer.waiting(text)
+
     def advanced(self, advance: Progress) -> None:
         self._observer.advanced(advance)
 

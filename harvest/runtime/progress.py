@@ -35,6 +35,9 @@ class Observer(Protocol):
     def left(self, worker: str, workers: int) -> None:
         """A worker of a crew is lost, by name and reason; `workers` are still ready."""
 
+    def waiting(self, text: str) -> None:
+        """Nothing happens for a while, and why that may be."""
+
     def advanced(self, advance: Advance) -> None:
         """Some batches have been captured."""
 
@@ -61,6 +64,7 @@ class Silent:
     def loaded(self, seconds: float) -> None: ...
     def joined(self, worker: str, workers: int) -> None: ...
     def left(self, worker: str, workers: int) -> None: ...
+    def waiting(self, text: str) -> None: ...
     def advanced(self, advance: Advance) -> None: ...
     def committed(self, record: ShardRecord) -> None: ...
     def retried(self, shard: str, error: str) -> None: ...
@@ -149,6 +153,9 @@ class Terminal(Silent):
         self._bar.console.print(f"lost {worker}", markup=False)
         self._crew(workers)
 
+    def waiting(self, text: str) -> None:
+        self._bar.console.print(text, markup=False)
+
     def _crew(self, workers: int) -> None:
         self._rates.workers = workers
         self._bar.update(self._task, description=f"harvesting with {workers} worker{'s' if workers != 1 else ''}")
@@ -199,6 +206,9 @@ class Log(Silent):
     def left(self, worker: str, workers: int) -> None:
         self._rates.workers = workers
         self._say(f"lost {worker}; {workers} are left")
+
+    def waiting(self, text: str) -> None:
+        self._say(text)
 
     def advanced(self, advance: Advance) -> None:
         self._rates.add(advance)

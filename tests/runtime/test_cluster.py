@@ -238,6 +238,21 @@ def test_an_address_that_does_not_answer_is_a_wrong_request(job: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_ray_that_does_not_start_is_one_line_and_nothing_is_written(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is too busy to start one within 30 s raises a bare exception."""
+
+    def start(**_: Any) -> None:
+        raise Exception("The current node timed out\n during startup.")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", start)
+    with pytest.raises(WorkError, match=r"^Ray does not start on this machine: The current node timed out during"):
+        run(job, tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 def test_of_two_coordinators_started_at_once_one_works_and_the_other_is_told_so(
     job: Path, clean: PlainRun, tmp_path: Path
 ) -> None:
@@ -283,6 +298,28 @@ def test_a_killed_coordinator_takes_its_ray_along_and_the_same_command_resumes(
     assert first_difference(clean, read_plain(path)) is None
     assert attempts_without_record(path) == []
     assert _processes_of(first.pid) == []
+
+
+def test_a_ray_whose_only_node_dies_ends_the_run_and_the_same_command_resumes(
+    job: Path, clean: PlainRun, tmp_path: Path
+) -> None:
+    """The command outlives its raylet, and would wait for ever for workers that no node can have."""
+    path = tmp_path / "run"
+    settings = ["--set", f"run.path='{path}'", "--set", "run.executor=ray"]
+    command = [sys.executable, "-m", "harvest", "run", str(job), *settings]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while not chaos.workers_of(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (raylet,) = chaos.descendants(process.pid, "raylet/raylet")
+    os.kill(raylet, signal.SIGKILL)
+    said = process.communicate(timeout=240)[1]
+    assert process.returncode == 1, said
+    assert said.splitlines()[-1].startswith("harvest: Ray's last node has died"), said
+    assert '"released": true' in (path / "coordinator.json").read_text()
+    assert subprocess.run([*command, "--set", "run.executor=inline"], env=environment, check=False).returncode == 0
+    assert first_difference(clean, read_plain(path)) is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -88,6 +88,8 @@ class Process:
 class Simulation:
     """A crew under a clock of its own. `script` is called before each second with the crew and may do harm."""
 
+    needs = "1 CPU"
+
     def __init__(self, world: World, workers: int, script: Callable[[Simulation], None] = lambda crew: None) -> None:
         self.world, self.script = world, script
         self.workers: Sequence[str] = [f"worker-{i}" for i in range(workers)]
@@ -176,9 +178,13 @@ class Events(Silent):
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.given_up: list[str] = []
+        self.waits: list[str] = []
 
     def left(self, worker: str, workers: int) -> None:
         self.lost.append(worker)
+
+    def waiting(self, text: str) -> None:
+        self.waits.append(text)
 
     def gave_up(self, shard: str, error: str) -> None:
         self.given_up.append(error)
@@ -325,6 +331,20 @@ def test_a_frozen_coordinator_does_not_take_its_workers_for_dead() -> None:
     ledger, _, events = run(world, crew)
     assert rows_of(ledger.records) == world.expected()
     assert events.lost == []
+
+
+@pytest.mark.parametrize("full_until", [0, 200])
+def test_a_cluster_without_room_for_a_first_worker_is_waited_for_aloud(full_until: int) -> None:
+    world = World([40], [True], 10)
+
+    def script(crew: Simulation) -> None:
+        for process in crew.processes.values():
+            process.state = "frozen" if crew.now < full_until else "well"
+
+    ledger, _, events = run(world, Simulation(world, 2, script))
+    assert rows_of(ledger.records) == world.expected()
+    assert events.lost == []
+    assert events.waits == ["no worker has begun yet; each waits for 1 CPU of the cluster"] * (full_until // 61)
 
 
 def test_workers_that_join_later_get_their_part() -> None:

@@ -36,6 +36,8 @@ import chaos
 class Threads:
     """A crew in this process; each conversation is a thread of its own, as with actors."""
 
+    needs = "a thread"
+
     def __init__(self, plan: Any, workers: int, life: str) -> None:
         self.workers: Sequence[str] = [f"worker-{i}" for i in range(workers)]
         self.plan, self.life = plan, life
