@@ -17,6 +17,7 @@ from harvest.activations import Activations
 from harvest.batches import Shuffle
 from harvest.errors import RequestError
 from harvest.export.casting import cast_rows
+from harvest.export.staging import Staged, refuse_without_room
 from harvest.overlap import Ahead
 from harvest.reader import Run
 
@@ -41,11 +42,6 @@ class Units:
     def rows(self) -> int:
         """Rows that go out."""
         return self.count * self.context
-
-    @property
-    def rising(self) -> bool:
-        """Rows come in the order in which they are stored."""
-        return self._shuffle is None
 
     def span(self, start: int, stop: int) -> slice | None:
         """The run's rows of units [start, stop) where they are consecutive, else None."""
@@ -149,6 +145,22 @@ class Selected:
 
     def __init__(self, run: Run, columns: Sequence[Column], units: Units) -> None:
         self.run, self.columns, self.units = run, list(columns), units
+        self._staged: dict[str, Staged] = {}
+        if self._stages:
+            row_bytes = sum(column.array.empty(1).nbytes for column in columns)
+            refuse_without_room(row_bytes * len(run))
+
+    @property
+    def _stages(self) -> bool:
+        """Rows are picked out of an object store."""
+        return not self.run.files.local and self.units.span(0, 1) is None
+
+    def _gather(self, column: Column, numbers: np.ndarray) -> torch.Tensor:
+        if not self._stages:
+            return column.array.gather(numbers)
+        if column.name not in self._staged:
+            self._staged[column.name] = Staged(column.array)
+        return self._staged[column.name].gather(numbers)
 
     @property
     def bytes(self) -> int:
@@ -174,7 +186,7 @@ class Selected:
         numbers = self.units.numbers(start, stop)
         values = {}
         for column in columns:
-            rows = column.array.gather(numbers) if span is None else column.array[span]
+            rows = self._gather(column, numbers) if span is None else column.array[span]
             values[column.label] = cast_rows(rows, column.dtype, self._where(column.name, start))
         return Block(start=start, units=stop - start, values=values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,13 +17,16 @@ import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fakes import Fake, write_run
 
+import harvest
 from harvest.__main__ import _status
 from harvest.errors import WorkError
 from harvest.export import folder as folders
 from harvest.export import npy
 from harvest.export.export import FORMATS, Request, export_run
+from harvest.store.remote import RemoteFiles
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +160,7 @@ def slow(self, *a):
         print("at work", flush=True)
         time.sleep(60)
 npy.Selected.blocks = slow
+import harvest
 from harvest.__main__ import main
 sys.argv = ["harvest", "export", "npy", *sys.argv[1:]]
 main()
@@ -249,3 +254,58 @@ def test_a_remote_run_goes_out_as_a_local_one(fake: Fake, tmp_path: Path) -> Non
         for path in folders[0].glob("*.npy"):
             assert np.load(path).tobytes() == np.load(folders[1] / path.name).tobytes()
         assert pq.read_table(folders[0] / "tokens.parquet") == pq.read_table(folders[1] / "tokens.parquet")
+
+
+def test_a_shuffled_export_of_a_remote_run_asks_for_no_row_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [[40] * 8, [40] * 8]
+    remote = write_run(f"memory://runs/{time.monotonic_ns()}", shards=lengths, names={"residual.0": 6})
+    asked: list[str] = []
+    read_range = RemoteFiles.read_range
+
+    def counting(self: Any, path: str, start: int, length: int) -> bytes:
+        asked.append(path)
+        return read_range(self, path, start, length)
+
+    monkeypatch.setattr(RemoteFiles, "read_range", counting)
+    monkeypatch.setattr("harvest.store.arrays.GAP_BYTES", 0)
+    export_run(Request(format="npy", run=remote.path, out=str(tmp_path / "out"), shuffle=1))
+    assert sum("residual.0" in path for path in asked) == len(lengths)
+    order = np.concatenate(
+        [r.numpy() for _, r in harvest.open(remote.path).batches("residual.0", with_rows=True, seed=1)]
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "out/residual.0.npy"), remote.rows["residual.0"][order].numpy())
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of an S3 server on loopback, which the environment names as every S3 client reads it."""
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    known = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in {**known, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+            patch.setenv(key, value)
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("exports")
+        yield "s3://exports"
+    server.stop()
+
+
+def test_an_activault_export_on_s3_is_read_by_ranges_up_to_bytes_per_file(fake: Fake, bucket: str) -> None:
+    export_run(Request(format="activault", run=fake.path, out=f"{bucket}/run", name=["residual.0"], context=2))
+    system = fsspec.filesystem("s3", skip_instance_cache=True)
+    found = {path.removeprefix("exports/run/residual.0/") for path in system.find("exports/run/residual.0/")}
+    described = json.loads(system.cat_file("exports/run/residual.0/metadata.json"))
+    (data,) = found - {"metadata.json", "statistics.json"}
+    parts, size = [], described["bytes_per_file"]
+    for start in range(0, size, 500):
+        parts.append(system.cat_file(f"exports/run/residual.0/{data}", start=start, end=min(start + 500, size)))
+    saved = torch.load(io.BytesIO(b"".join(parts)), weights_only=True)
+    tokens = pq.read_table("exports/run/tokens.parquet", filesystem=system)
+    np.testing.assert_array_equal(saved["input_ids"].reshape(-1).numpy(), tokens["token"].to_numpy())
+    assert list(saved["states"].shape) == described["shape"]
+    assert not system.exists("exports/run/UNFINISHED.json")
