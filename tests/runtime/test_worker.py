@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ from plainrun import PlainRun, attempts_without_record, first_difference, read_p
 
 import harvest
 from harvest.config import load_job
+from harvest.pipeline import Pipeline
 from harvest.plan import make_plan
 from harvest.records import Assignment
 from harvest.runtime import coordinate, lead
@@ -22,6 +25,7 @@ from harvest.runtime.intake import Intake
 from harvest.runtime.lead import Gone, Lead
 from harvest.runtime.progress import Silent
 from harvest.runtime.schedule import Schedule
+from harvest.runtime.status import status_of
 from harvest.runtime.worker import Order, Reply, Worker, hire
 from harvest.store.files import Files
 from harvest.store.lease import Lease
@@ -235,6 +239,79 @@ def test_a_worker_that_sees_other_weights_is_not_let_near_the_run(job: Path, tmp
     crew_of(2, Elsewhere)
     with pytest.raises(harvest.errors.WorkError, match=r"no worker is left.*does not see the same: fingerprint\.model"):
         run(job, tmp_path / "run")
+
+
+def test_files_of_unequal_length_keep_a_crew_busy_to_the_end(job: Path, tmp_path: Path, crew_of: Any) -> None:
+    """E60: 1, 10 and 100 documents, plain and of unknown length, and three workers."""
+    for suffix in ("", ".gz"):
+        folder = tmp_path / f"data{suffix}"
+        folder.mkdir()
+        for number, count in enumerate((1, 10, 100)):
+            text = "".join(json.dumps({"text": f"document {number} {i}"}) + "\n" for i in range(count)).encode()
+            (folder / f"{number}.jsonl{suffix}").write_bytes(gzip.compress(text) if suffix else text)
+        crew_of(3)
+        found = run(job, tmp_path / f"run{suffix}", None, f"data.path='{folder}/*.jsonl{suffix}'")
+        assert found.complete
+        ids = [row["document"] for row in found.documents]
+        assert ids == [number * 2**40 + i for number, count in enumerate((1, 10, 100)) for i in range(count)]
+
+
+def test_a_worker_that_never_comes_is_not_waited_for_and_any_number_resumes(
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any
+) -> None:
+    """E61: four are asked for, three come; then two."""
+
+    class Absent(Threads):
+        def send(self, name: str, order: Order) -> None:
+            if name != "worker-3":
+                super().send(name, order)
+
+    class EnoughError(Exception):
+        pass
+
+    def stop() -> None:
+        raise EnoughError
+
+    crew_of(4, Absent)
+    with pytest.raises(EnoughError):
+        run(job, tmp_path / "run", Watcher(7, stop))
+    status = status_of(str(tmp_path / "run"))
+    assert (status["state"], status["committed"] + status["missing"]) == ("unfinished", len(clean.records))
+    crew_of(2)
+    assert first_difference(clean, run(job, tmp_path / "run")) is None
+
+
+def test_an_earlier_run_goes_once_whatever_the_number_of_workers(
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any
+) -> None:
+    """E48: no worker clears what another has written."""
+    crew_of(2)
+    run(job, tmp_path / "run", None, "data.limit=50")
+    crew_of(4)
+    assert first_difference(clean, run(job, tmp_path / "run", None, "run.overwrite=true")) is None
+
+
+def test_an_error_in_a_forward_is_tried_again_and_counted(
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E65: an exception is no death of a process, and retried all the same."""
+    forward, failing, retries = Pipeline.forward, {"f00000-s000002", "f00000-s000005"}, []
+
+    def flaky(self: Pipeline, window: Any, capture: Any, rows: Any, work: Any) -> None:
+        if work.shard.key in failing:
+            failing.remove(work.shard.key)
+            raise RuntimeError("the card fell off the bus")
+        forward(self, window, capture, rows, work)
+
+    class Counting(Silent):
+        def retried(self, shard: str, error: str) -> None:
+            retries.append((shard, error))
+
+    monkeypatch.setattr(Pipeline, "forward", flaky)
+    crew_of(2)
+    assert first_difference(clean, run(job, tmp_path / "run", Counting())) is None
+    error = "RuntimeError: the card fell off the bus"
+    assert sorted(retries) == [(key, f"shard {key}: {error}") for key in ("f00000-s000002", "f00000-s000005")]
 
 
 @pytest.mark.parametrize("change", ["other texts", "gone"])
