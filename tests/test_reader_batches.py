@@ -63,7 +63,7 @@ def test_a_shuffle_mixes_as_well_as_numpy_does() -> None:
     assert not np.array_equal(Shuffle(n, 0, 0)(np.arange(n)), Shuffle(n, 1, 0)(np.arange(n)))
 
 
-def test_every_row_comes_once_an_epoch_and_the_last_batch_as_short_as_it_is(run: Any, fake: Fake) -> None:
+def test_every_row_comes_once_an_epoch_and_the_last_batch_as_short_as_it_is(run: Any, fake: Fake) -> None:  # E55
     batches = run.batches("residual.0", batch_size=10, epochs=3, with_rows=True)
     found = list(batches)
     assert [len(rows) for _, rows in found] == [10, 10, 10, 10, 7] * 3
@@ -76,7 +76,7 @@ def test_every_row_comes_once_an_epoch_and_the_last_batch_as_short_as_it_is(run:
         assert values.dtype == torch.bfloat16
 
 
-def test_the_order_depends_on_row_count_and_seed_alone(run: Any, tmp_path: Path) -> None:
+def test_the_order_depends_on_row_count_and_seed_alone(run: Any, tmp_path: Path) -> None:  # E70
     order = rows_of(run.batches("mlp.1", 10, seed=3, with_rows=True))
     one_shard = harvest.open(write_run(tmp_path / "r", [[47]], {"other": 3}).path)
     assert rows_of(one_shard.batches("other", 10, seed=3, with_rows=True)) == order

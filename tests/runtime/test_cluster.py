@@ -114,6 +114,7 @@ def kill(name: str) -> Callable[[Watcher], None]:
 def test_two_workers_give_the_bits_of_one_and_nothing_passes_through_the_object_store(
     nodes: Any, job: Path, clean: PlainRun, tmp_path: Path
 ) -> None:
+    """E62: what never enters the object store cannot fill it."""
     used: list[float] = []
 
     def look(watcher: Watcher) -> None:

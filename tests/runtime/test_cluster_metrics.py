@@ -50,6 +50,7 @@ def total(series: Series, name: str) -> float:
 
 @pytest.mark.slow
 def test_prometheus_sees_every_number_with_its_run_and_worker(tmp_path: Path) -> None:
+    """E64, its quiet half: what is scraped in time equals the ledger, which is what summaries are made of."""
     job = tiny_job(tmp_path, documents=400, shard_documents=4)
     seen: Series = {}
     with ray_head() as head:

@@ -367,7 +367,7 @@ def test_too_many_or_too_few_rows_never_become_an_attempt(tmp_path: Path) -> Non
 @pytest.mark.parametrize("harm", ["drop", "cut", "fail"])
 def test_a_store_that_loses_cuts_or_fails_an_object_is_caught_at_close(
     tmp_path: Path, where: str, victim: str, harm: str
-) -> None:
+) -> None:  # E45
     target = f"shards/{ATTEMPT}/{victim}"
     faults = Faults(
         drop=lambda path: harm == "drop" and path == target,
