@@ -89,6 +89,7 @@ def write_shard(files: Files, shard: Shard, values: np.ndarray) -> ShardRecord:
         ended=False,
         cut=False,
         cursor=None,
+        self_check={},
         environment={},
         seconds={},
     )
