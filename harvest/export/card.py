@@ -29,7 +29,7 @@ def make_card(selected: Selected, asked: Mapping[str, Any], extra: Mapping[str, 
         "rows": units.rows,
         "context": asked["context"],
         "contexts": units.count if asked["context"] else None,
-        "order": _order(asked["shuffle"]),
+        "order": _order(asked),
         "shuffle": asked["shuffle"],
         "filter": asked["rows"],
         "limit": asked["limit"],
@@ -43,10 +43,14 @@ def make_card(selected: Selected, asked: Mapping[str, Any], extra: Mapping[str, 
     }
 
 
-def _order(seed: int | None) -> str:
+def _order(asked: Mapping[str, Any]) -> str:
+    seed = asked["shuffle"]
     if seed is None:
         return "dataset order: by document, then position"
-    return f"shuffled with seed {seed}: the order of run.batches(..., seed={seed}), first epoch"
+    if asked["context"]:
+        return f"contexts shuffled with seed {seed}"
+    where = ", where=the filter" if asked["rows"] else ""
+    return f"shuffled with seed {seed}: the first epoch of run.batches(..., seed={seed}{where})"
 
 
 def _column(selected: Selected, column: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import safetensors.torch
 import tensorstore
 import zarr
 from fakes import Fake, write_run
+from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.export import parquet, selection
@@ -180,3 +181,54 @@ def test_an_unfinished_run_gives_the_rows_that_are_committed_and_the_card_says_s
     assert card["run"]["complete"] is False
     assert "unfinished" in (tmp_path / "out/README.md").read_text()
     np.testing.assert_array_equal(np.load(tmp_path / "out/mlp.1.npy"), whole(fake, "mlp.1"))
+
+
+def test_spans_stand_beside_the_rows_as_text_and_filter_them(tmp_path: Path, small: None) -> None:
+    texts = [
+        {"text": "one two three", "marks": [{"name": name, "start": 4, "end": 7}]} for name in ("a", "b", "c", "b")
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    job = {
+        "data": {"spans": "marks", "path": str(tmp_path / "texts.jsonl")},
+        "capture": {"layers": [0]},
+        "store": {"shard_documents": 2},
+        "run": {"path": str(tmp_path / "run"), "threads": 1},
+    }
+    run = harvest.run(job, model=tiny_llama(vocab=300), tokenizer=byte_tokenizer())
+    spans = run.tokens().column("span").to_pylist()
+    assert set(spans) == {"a", "b", "c", None}
+    for rows, kept in ((None, lambda span: True), ("span in ['b', 'c']", lambda span: span in ("b", "c"))):
+        chosen = [row for row, span in enumerate(spans) if kept(span)]
+        for format in ("hf", "parquet"):
+            out = tmp_path / f"{format}{rows is None}"
+            export_run(Request(format=format, run=run.path, out=str(out), rows=rows))
+            beside = pq.read_table(out / "tokens.parquet")["span"].to_pylist()
+            assert beside == [spans[row] for row in chosen]
+            files = sorted(out.glob("data-*"))
+            tables = [datasets.load_from_disk(str(out)).data] if format == "hf" else map(pq.read_table, files)
+            assert [span for table in tables for span in table.column("span").to_pylist()] == beside
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_more_than_a_block_and_a_slab_are_in_memory(
+    format: str, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    blocks, slabs = [], []
+    inner_blocks, inner_tokens = selection.Selected.blocks, selection.Selected.tokens
+
+    def watched_blocks(self: Any, *args: Any, **more: Any) -> Any:
+        for block in inner_blocks(self, *args, **more):
+            blocks.append(sum(values.nbytes for values in block.values.values()))
+            yield block
+
+    def watched_tokens(self: Any, *args: Any, **more: Any) -> Any:
+        for table in inner_tokens(self, *args, **more):
+            slabs.append(len(table))
+            yield table
+
+    monkeypatch.setattr(selection.Selected, "blocks", watched_blocks)
+    monkeypatch.setattr(selection.Selected, "tokens", watched_tokens)
+    export(fake, tmp_path / "out", format=format, naming="hf", shuffle=1, name=["mlp.1", "residual.0"])
+    assert max(blocks) <= 100
+    assert max(slabs) <= 5
+    assert len(blocks) > 5
