@@ -233,6 +233,7 @@ def test_9_clear_success_is_only_said_when_everything_succeeded(tmp_path: Path) 
 
 
 def test_10_safe_nothing_under_harvest_imports_pickle_or_unpickles() -> None:
+    """But for one export, whose format is what torch.save writes; it is written, never read."""
     for path in sorted((ROOT / "harvest").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
@@ -242,7 +243,8 @@ def test_10_safe_nothing_under_harvest_imports_pickle_or_unpickles() -> None:
             )
             if isinstance(node, ast.Call):
                 call = ast.unparse(node.func)
-                assert call not in ("torch.load", "torch.save", "eval", "exec"), (path, node.lineno)
+                assert call not in ("torch.load", "eval", "exec"), (path, node.lineno)
+                assert call != "torch.save" or path.name == "activault.py", (path, node.lineno)
                 assert "allow_pickle=True" not in ast.unparse(node), (path, node.lineno)
 
 

@@ -13,8 +13,9 @@ from harvest.store import layout
 from harvest.store.files import safe_path
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=40).filter(
-    lambda name: "" not in name.split("/")
+    lambda name: "" not in name.split("/") and all(len(part.encode()) <= 85 for part in name.split("/"))
 )
+"""Short enough for a folder even where every byte is written with three signs."""
 
 
 @given(NAMES)
