@@ -15,6 +15,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ class RayCrew:
         self._plan, self._life, self._reserve_memory = plan, life, reserve_memory
         self._calls: dict[Any, str] = {}
         self._births: Counter[str] = Counter()
+        self._nodes: dict[str, str] = {}
         self._actors = {worker: self._create(worker) for worker in self.workers}
 
     def _create(self, worker: str) -> Any:
@@ -160,7 +162,15 @@ class RayCrew:
         if not first:
             return []
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        return [(self._calls.pop(call), _reply(call)) for call in done]
+        return [(worker, self._news(worker, call)) for call in done if (worker := self._calls.pop(call))]
+
+    def _news(self, worker: str, call: Any) -> Reply | Gone:
+        news = _reply(call)
+        if isinstance(news, Reply):
+            self._nodes[worker] = news.node
+        elif news.blame and _is_gone(self._nodes.get(worker, "")):
+            return replace(news, reason="its node died", blame=False)
+        return news
 
     def restart(self, worker: str) -> None:
         """Kills the actor and creates it anew: what Ray thinks of its state does not matter."""
@@ -318,6 +328,18 @@ def _reply(call: Any) -> Reply | Gone:
         )
     except RayError as error:
         raise WorkError(f"Ray: {_last_line(error)}") from error
+
+
+def _is_gone(node: str) -> bool:
+    """Whether a node is dead. Ray itself knows after many seconds only, so its daemon is knocked at."""
+    found = next((one for one in ray.nodes() if one["NodeID"] == node), None)
+    if found is None or not found["Alive"]:
+        return found is not None
+    try:
+        socket.create_connection((found["NodeManagerAddress"], found["NodeManagerPort"]), timeout=1.0).close()
+    except OSError:
+        return True
+    return False
 
 
 def _last_line(error: RayError) -> str:
