@@ -81,6 +81,6 @@ class StoredExamples:
         if f"{STATES}{name}" not in self._table.column_names:
             raise DamageError(f"{self.where}: no states of {name!r}")
         column = self._table.column(f"{STATES}{name}").combine_chunks()
-        values = column.flatten().to_numpy(zero_copy_only=True).reshape(len(self), -1)
+        values = column.flatten().to_numpy(zero_copy_only=True).reshape(len(self), column.type.list_size)
         found: np.ndarray = values[index]
         return found

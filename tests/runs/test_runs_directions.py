@@ -227,6 +227,24 @@ def test_held_out_documents_are_in_no_sum_and_judge_the_direction(tmp_path: Path
     assert found.evaluation.examples == (len(a), len(b))
 
 
+@pytest.mark.parametrize("pairs", [{}, {"pair": "column:pid", "modes": ["paired_rejection", "pca"]}], ids=["", "pairs"])
+def test_shards_without_any_example_change_nothing(tmp_path: Path, pairs: dict[str, Any]) -> None:
+    """A sample leaves whole shards empty, as in the demo; the same documents in one shard give the same."""
+    rows = texts(160)
+    more = {"modes": ["mean_difference", "whitened"], "holdout": 0.3, **pairs}
+    data = {"sample": 0.25, "on_bad": "skip"}
+    many, found = made(tmp_path / "a", rows, asked(**more), data=data, store={"shard_documents": 2})
+    one, expected = made(tmp_path / "b", rows, asked(**more), data=data, store={"shard_documents": 4096})
+    assert any(record["documents"] == 0 for record in many.records.values())
+    assert len(one.records) == 1
+    for mode in more["modes"]:
+        here, there = found.directions(mode)["s"][AT], expected.directions(mode)["s"][AT]
+        assert (here.status, here.counts) == (there.status, there.counts)
+        if there.vector is not None:
+            assert np.abs(here.vector - there.vector).max() <= 1e-5  # float32 forwards in other batches
+            assert here.auroc == pytest.approx(there.auroc, abs=0.02)
+
+
 def test_a_column_can_say_what_is_held_out(tmp_path: Path) -> None:
     rows = [{**row, "split": "test" if number % 3 == 0 else "train"} for number, row in enumerate(texts(60))]
     plain, opened = made(tmp_path / "run", rows, asked(holdout="column:split"))
