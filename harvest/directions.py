@@ -248,15 +248,19 @@ class _Entry:
     def _made(self, mode: str, at: str, training: Examples | None, why: str) -> Direction:
         state = self._sums[at]
         try:
-            if mode in SUMS:
-                return undefined(mode, state, _NOTHING) if isinstance(state, str) else self._of_sums(state, mode)
-            return undefined(mode, why, _NOTHING) if training is None else fit(training, mode, self._unmatched)
+            if mode not in SUMS:
+                return undefined(mode, why, _NOTHING) if training is None else fit(training, mode, self._unmatched)
+            if isinstance(state, str):
+                return undefined(mode, state, _NOTHING)
+            return of_sums(state, mode, self._unmatched)
         except RequestError as error:  # examples without a partner
             counts = _NOTHING if isinstance(state, str) else of_sums(state, "single_group").counts
             return undefined(mode, str(error), counts)
 
-    def _of_sums(self, state: ConceptState, mode: str) -> Direction:
-        return of_sums(state, mode, self._unmatched)
+    def _parts(self, at: str) -> tuple[str, str]:
+        """`residual.12@-3` -> its name and its read's label, which is empty where the job gives no list of reads."""
+        name, _, label = at.rpartition("@") if any(read.label for read in self._settings.reads) else (at, "", "")
+        return name, label
 
     # ---- the card --------------------------------------------------------------------------------------------------
 
@@ -289,7 +293,7 @@ class _Entry:
         }
 
     def _entry(self, mode: str, at: str, direction: Direction, score: float | None) -> dict[str, Any]:
-        name, _, read = at.rpartition("@") if any(r.label for r in self._settings.reads) else (at, "", "")
+        name, read = self._parts(at)
         return {
             "at": at,
             "activations": name,
@@ -321,7 +325,7 @@ class _Entry:
         """Held-out AUROC at the best name of directions made with shuffled labels; None where there is none."""
         if at is None:
             return None
-        name, _, label = at.rpartition("@") if any(r.label for r in self._settings.reads) else (at, "", "")
+        name, label = self._parts(at)
         with contextlib.suppress(RequestError):
             chosen = kept[label]
             found = shuffled_control(chosen.part(name, held_out=False), chosen.part(name, held_out=True), mode)

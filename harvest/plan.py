@@ -133,23 +133,7 @@ def make_plan(
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
-    resolved = Resolved(
-        dtype=found.dtype,
-        device=found.device.partition(":")[0],
-        attention=found.attention,
-        context=found.context,
-        switches=found.switches,
-        batching=_batching(job, found),
-        tokens_per_batch=_tokens_per_batch(job, found.device),
-        rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
-        shard_documents=shard,
-        store_dtype=store_dtype,
-        chunk_bytes=int(job.store.chunk_mb * 2**20),
-        threads=resolve_threads(job),
-        names=tuple(str(name) for name in found.names),
-        fixed_date=FIXED_DATE.date().isoformat(),
-        spans=uses_spans(job.data, job.capture, job.directions),
-    )
+    resolved = _resolve(job, found, store_dtype, bytes_per_row, shard)
     memory = worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
         bytes_per_row=bytes_per_row,
@@ -175,10 +159,31 @@ def make_plan(
             memory_bytes=memory,
             free_bytes=free_bytes,
         ),
+        # A worker is told with each shard what its coordinator has counted.
         groups_before=GroupsBefore(shard) if known or not job.directions else count_groups(job, source, shard),
     )
     _refuse_lack_of_room(job, plan.estimate)
     return plan
+
+
+def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_row: int, shard: int) -> Resolved:
+    return Resolved(
+        dtype=found.dtype,
+        device=found.device.partition(":")[0],
+        attention=found.attention,
+        context=found.context,
+        switches=found.switches,
+        batching=_batching(job, found),
+        tokens_per_batch=_tokens_per_batch(job, found.device),
+        rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
+        shard_documents=shard,
+        store_dtype=store_dtype,
+        chunk_bytes=int(job.store.chunk_mb * 2**20),
+        threads=resolve_threads(job),
+        names=tuple(str(name) for name in found.names),
+        fixed_date=FIXED_DATE.date().isoformat(),
+        spans=uses_spans(job.data, job.capture, job.directions),
+    )
 
 
 def refuse_unbuilt(job: Job) -> None:

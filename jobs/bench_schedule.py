@@ -57,7 +57,6 @@ class Idle:
     def _reply(self, worker: str, order: Order) -> Reply:
         facts = ReadFacts(documents=DOCUMENTS, tokens=DOCUMENTS * 100, ended=False, cut=False, cursor=None)
         return Reply(
-            incarnation=worker,
             host="here",
             pid=1,
             stage="ready",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -86,8 +85,6 @@ class Order:
 class Reply:
     """What has happened at a worker since its last reply."""
 
-    incarnation: str
-    """Different for each process that bears the worker's name."""
     host: str
     pid: int
     node: str = ""
@@ -98,7 +95,6 @@ class Reply:
     """Why it has ended."""
     permanent: bool = False
     """It would end in the same way again."""
-    load_seconds: float = 0.0
     read: tuple[tuple[str, ReadFacts], ...] = ()
     reports: tuple[Report, ...] = ()
     progress: tuple[Progress, ...] = ()
@@ -126,7 +122,6 @@ class Worker:
     def __init__(self, hire: Hire, meter: Meter | None = None, node: str = "") -> None:
         self._hire, self._meter = hire, meter or NoMeter()
         self._node = node
-        self._incarnation = secrets.token_hex(4)
         self._inbox: queue.Queue[Assignment | None] = queue.Queue()
         self._holds: dict[tuple[str, int], Assignment] = {}
         self._under_way = 0
@@ -165,14 +160,12 @@ class Worker:
 
     def _reply(self, news: _News) -> Reply:
         return Reply(
-            incarnation=self._incarnation,
             host=socket.gethostname(),
             pid=os.getpid(),
             node=self._node,
             stage=self._stage,
             error=self._error,
             permanent=self._permanent,
-            load_seconds=self._load_seconds,
             read=tuple(news.read),
             reports=tuple(news.reports),
             progress=tuple(news.progress.values()),

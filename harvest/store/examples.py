@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from harvest.errors import DamageError
 from harvest.store.files import Files
+from harvest.store.tables import whole_object
 
 KEYS = pa.schema(
     [
@@ -51,9 +52,7 @@ class StoredExamples:
         """Raises DamageError naming a file that is missing or not ours."""
         self.where = f"{files.url}/{path}"
         try:
-            mapped = files.map(path)
-            data = files.read(path) if mapped is None else mapped
-            self._table = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data))).read_all()
+            self._table = pa.ipc.open_file(pa.BufferReader(whole_object(files, path))).read_all()
             keys = self._table.select(KEYS.names)
         except FileNotFoundError:
             raise DamageError(f"{self.where}: missing") from None

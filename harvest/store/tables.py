@@ -207,6 +207,12 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
+def whole_object(files: Files, path: str) -> pa.Buffer:
+    """An object's bytes, mapped where the store can."""
+    mapped = files.map(path)
+    return pa.py_buffer(files.read(path) if mapped is None else mapped)
+
+
 class StoredTable:
     """One Parquet file of a committed attempt, read a few row groups at a time; mapped where the store is local."""
 
@@ -214,9 +220,7 @@ class StoredTable:
         """Raises DamageError naming a file that is missing or not Parquet."""
         self.where = f"{files.url}/{path}"
         try:
-            mapped = files.map(path)
-            data = files.read(path) if mapped is None else mapped
-            self._file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), page_checksum_verification=True)
+            self._file = pq.ParquetFile(pa.BufferReader(whole_object(files, path)), page_checksum_verification=True)
         except FileNotFoundError:
             raise DamageError(f"{self.where}: missing") from None
         except (pa.ArrowException, OSError) as error:

@@ -37,18 +37,6 @@ QUICK = {
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chaos.tiny_job(tmp_path_factory.mktemp("job"), documents=240)
-
-
-@pytest.fixture(scope="module")
-def clean(job: Path, tmp_path_factory: pytest.TempPathFactory) -> PlainRun:
-    path = tmp_path_factory.mktemp("clean") / "run"
-    harvest.run(load_job(job, [f"run.path={path}"]))
-    return read_plain(path)
-
-
-@pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """A cluster of three nodes in this machine, with this process as its driver."""
     from ray.cluster_utils import Cluster

@@ -29,7 +29,7 @@ class Process:
     """One life of a worker: what it holds, what it has to tell, and how it is."""
 
     world: World
-    incarnation: str
+    pid: int
     born: float
     holds: list[Assignment] = field(default_factory=list)
     read: list[tuple[str, ReadFacts]] = field(default_factory=list)
@@ -72,9 +72,8 @@ class Process:
     def reply(self, now: float) -> Reply:
         stage = self.stage(now)
         told = Reply(
-            incarnation=self.incarnation,
             host="here",
-            pid=int(self.incarnation),
+            pid=self.pid,
             node="n",
             stage=stage,
             read=tuple(self.read),
@@ -111,7 +110,7 @@ class Simulation:
         return new
 
     def _birth(self) -> Process:
-        return Process(self.world, str(next(self._numbers)), getattr(self, "now", 0.0))
+        return Process(self.world, next(self._numbers), getattr(self, "now", 0.0))
 
     def send(self, worker: str, order: Order) -> None:
         assert worker not in self.calls, "two conversations with one worker"
@@ -372,7 +371,7 @@ def test_a_worker_that_ends_with_an_error_at_every_shard_does_not_go_on_for_ever
 
     class Crew(Simulation):
         def _birth(self) -> Process:
-            return Ending(self.world, str(next(self._numbers)), getattr(self, "now", 0.0))
+            return Ending(self.world, next(self._numbers), getattr(self, "now", 0.0))
 
     _, schedule, _ = run(world, Crew(world, 1))
     assert sorted((f.shard.index, f.attempts) for f in schedule.failures) == [(0, 3), (1, 3)]

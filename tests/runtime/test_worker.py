@@ -34,8 +34,6 @@ from harvest.store.opening import open_files
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
 
-import chaos
-
 
 class Threads:
     """A crew in this process; each conversation is a thread of its own, as with actors."""
@@ -112,18 +110,6 @@ class Watcher(Silent):
         self.lost.append(worker)
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chaos.tiny_job(tmp_path_factory.mktemp("job"), documents=160)
-
-
-@pytest.fixture(scope="module")
-def clean(job: Path, tmp_path_factory: pytest.TempPathFactory) -> PlainRun:
-    path = tmp_path_factory.mktemp("clean") / "run"
-    harvest.run(load_job(job, [f"run.path={path}"]))
-    return read_plain(path)
-
-
 @pytest.fixture
 def crew_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Threads]]:
     """Makes `harvest.run` work with threads instead of Ray's actors."""
@@ -198,11 +184,11 @@ class Late(Worker):
 
     shard = "f00000-s000005"
     gate = threading.Event()
-    entered: list[str] = []  # noqa: RUF012
+    entered: list[Worker] = []  # noqa: RUF012
 
     def _wanted(self, assignment: Assignment) -> bool:
         if assignment.shard.key == self.shard and not self.entered:
-            self.entered.append(self._incarnation)
+            self.entered.append(self)
             self.gate.wait(60)
         return super()._wanted(assignment)
 
@@ -219,11 +205,11 @@ def test_a_late_shard_is_done_by_another_and_its_first_worker_is_called_off(
         def hire(self, name: str) -> Worker:
             return Late(hire(self.plan, name, self.life))
 
-    made = crew_of(2, LateThreads)
+    crew_of(2, LateThreads)
     found = run(job, tmp_path / "run")
     assert len(Late.entered) == 1
     assert first_difference(clean, found) is None
-    slow = next(actor for actor in made[0].actors.values() if actor._incarnation in Late.entered)
+    (slow,) = Late.entered
     Late.gate.set()
     reply = slow.exchange(Order(wait_seconds=5))
     assert all(report.assignment.shard.key != Late.shard for report in reply.reports), "a called-off try reported"

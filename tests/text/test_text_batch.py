@@ -7,17 +7,10 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from textcase import rows_of, tokeniser
+from textcase import kept, lengths_of_windows, windows_of
 
-from harvest.records import SortWindow, Window
+from harvest.records import SortWindow
 from harvest.text.batch import sort_windows
-
-
-def windows_of(lengths: list[int], **capture: Any) -> list[Window]:
-    """One window per length; each token names its window and place: 1 + 300 * window + position."""
-    values = [[1 + 300 * n + p for p in range(length)] for n, length in enumerate(lengths)]
-    tool = tokeniser(None, data={"ids": "i"}, capture=capture, context=300, vocab_size=10**6)
-    return list(tool.shard(rows_of(values, "i"), file=0).windows)
 
 
 def gathered(stretches: list[SortWindow]) -> list[int]:
@@ -32,10 +25,6 @@ def gathered(stretches: list[SortWindow]) -> list[int]:
             block[batch.rows] = batch.input_ids.reshape(-1)[batch.source]
         out += block.tolist()
     return out
-
-
-lengths_of_windows = st.lists(st.integers(1, 30), max_size=25)
-kept = st.sampled_from([{}, {"positions": "last"}, {"positions": {"every": 3}}, {"exclude": [1, 2, 301, 905]}])
 
 
 @given(

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from hypothesis import strategies as st
 from tiny import byte_tokenizer
 
 from harvest.config import Job
-from harvest.records import ShardText, SourceRow
+from harvest.records import ShardText, SourceRow, Window
 from harvest.text.tokenise import Tokeniser
 
 VOCABULARY = 300
@@ -100,3 +101,14 @@ def byte_ids(text: str, bos: bool = True) -> list[int]:
     symbol = {byte: byte for byte in printable} | {byte: 256 + n for n, byte in enumerate(others)}
     order = {code: n + 2 for n, code in enumerate(sorted(symbol.values()))}
     return [0] * bos + [order[symbol[byte]] for byte in text.encode()]
+
+
+def windows_of(lengths: list[int], **capture: Any) -> list[Window]:
+    """One window per length; each token names its window and place: 1 + 300 * window + position."""
+    values = [[1 + 300 * n + p for p in range(length)] for n, length in enumerate(lengths)]
+    tool = tokeniser(None, data={"ids": "i"}, capture=capture, context=300, vocab_size=10**6)
+    return list(tool.shard(rows_of(values, "i"), file=0).windows)
+
+
+lengths_of_windows = st.lists(st.integers(1, 30), max_size=25)
+kept = st.sampled_from([{}, {"positions": "last"}, {"positions": {"every": 3}}, {"exclude": [1, 2, 301, 905]}])
