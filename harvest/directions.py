@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from harvest.config import DirectionSettings
 from harvest.errors import DamageError, RequestError
 from harvest.examples import keeps_examples, labelled
 from harvest.records import ShardRecord
@@ -30,6 +29,7 @@ from harvest.reduce.fitted import fit
 from harvest.reduce.labels import make_labels
 from harvest.reduce.sample import ExampleKeys, smallest
 from harvest.reduce.saved import card_bytes, read_directions, vectors_bytes
+from harvest.settings.direction import DirectionSettings
 from harvest.states import open_states
 from harvest.store import layout
 from harvest.store.examples import StoredExamples

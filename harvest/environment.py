@@ -9,7 +9,7 @@ import platform
 import torch
 
 import harvest
-from harvest.config import ModelSettings
+from harvest.settings.model import ModelSettings
 
 
 def allow_open_files() -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from harvest.buffers import Rows
-from harvest.config import DirectionSettings
 from harvest.records import ShardExamples, ShardText, SortWindow
 from harvest.reduce.concepts import COARSEST, Concepts, ConceptState
 from harvest.reduce.labels import Labels, make_labels, order_pairs
 from harvest.reduce.pool import DocumentPool
 from harvest.reduce.sample import ExampleKeys, held_out, join_keys, smallest
+from harvest.settings.direction import DirectionSettings
 
 EXAMPLES = ("whitened", "pca", "leace", "logistic")
 _SUMS = Concepts()

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harvest.config import DirectionSettings, Job
+from harvest.config import Job
 from harvest.errors import RequestError
 from harvest.records import SourceRow
+from harvest.settings.direction import DirectionSettings
 from harvest.source.rows import Source
 from harvest.text.examples import A, B, group_of
 

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harvest.config import DirectionSettings, Job
+from harvest.config import Job
 from harvest.errors import NotBuiltError, RequestError
 from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, span_names, worker_memory
 from harvest.examples import keeps_examples
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
+from harvest.settings.direction import DirectionSettings
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE

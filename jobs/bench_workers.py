@@ -34,7 +34,7 @@ BARE = """
 import contextlib, json, sys, time, torch
 from harvest.config import load_job
 from harvest.model.load import load_config, load_model
-from harvest.config import ModelSettings
+from harvest.settings.model import ModelSettings
 torch.set_num_threads(1)
 settings = ModelSettings(name=sys.argv[1], dtype="float32", device="cpu")
 model = load_model(settings, load_config(settings), "float32", "cpu")
@@ -66,8 +66,9 @@ class Commits(Silent):
 
 def windows(shards: int) -> list[list[int]]:
     """Token ids of real reviews, end to end, cut into windows."""
-    from harvest.config import DataSettings, ModelSettings
     from harvest.model.load import load_tokenizer
+    from harvest.settings.model import ModelSettings
+    from harvest.settings.tables import DataSettings
     from harvest.source.open import open_source
 
     tokenizer = load_tokenizer(ModelSettings(name=MODEL), None)

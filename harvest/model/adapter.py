@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from harvest.config import ModelSettings, resolve_package
+from harvest.config import resolve_package
 from harvest.errors import RequestError
 from harvest.model.checkpoint import HUB_ID, Checkpoint, downloaded, one_clear_line, reach
+from harvest.settings.model import ModelSettings
 
 FILES = CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INSIDE = ("IA3", "LOHA", "LOKR", "LORA")

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.adapter import FILES as ADAPTER_FILES
 from harvest.model.adapter import adapter_folder
 from harvest.model.checkpoint import commit_of, locate
 from harvest.model.spread import weight_of
+from harvest.settings.model import ModelSettings
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.py", "config.json")
 """Files of a model folder that its fingerprint covers."""

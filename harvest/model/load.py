@@ -15,7 +15,6 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.adapter import adapted
 from harvest.model.architectures import is_encoder, unused_positions
@@ -23,6 +22,7 @@ from harvest.model.checkpoint import locate, one_clear_line, pinned, reach
 from harvest.model.gguffile import read_once
 from harvest.model.quantization import BYTES, packed_weights, quantization_arguments
 from harvest.model.spread import input_device
+from harvest.settings.model import ModelSettings
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

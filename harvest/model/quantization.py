@@ -15,9 +15,9 @@ from torch import nn
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_bitsandbytes_available
 
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.checkpoint import locate
+from harvest.settings.model import ModelSettings
 
 DEVICES = ("cpu", "cuda")
 """Where it is tested, or known to work."""

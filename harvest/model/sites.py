@@ -149,8 +149,8 @@ def _list(layers: Sequence[int]) -> str:
 
 def sites_of(name: str) -> dict[str, Any]:
     """What can be captured from a model, from its config alone: site -> width, module and layers; plain values."""
-    from harvest.config import ModelSettings
     from harvest.model.load import load_config, skeleton  # loads transformers, which the table itself does not need
+    from harvest.settings.model import ModelSettings
 
     settings = ModelSettings(name=name)
     model = skeleton(load_config(settings), settings)

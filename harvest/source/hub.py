@@ -10,8 +10,8 @@ import datasets
 from datasets import DownloadConfig, load_dataset_builder
 from huggingface_hub import HfApi
 
-from harvest.config import DataSettings
 from harvest.errors import RequestError
+from harvest.settings.tables import DataSettings
 from harvest.source.objects import StreamFile
 from harvest.source.places import Place, format_of
 from harvest.source.rows import one_line

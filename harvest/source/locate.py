@@ -11,8 +11,9 @@ from typing import Any
 
 import fsspec
 
-from harvest.config import DataSettings, resolve_package
+from harvest.config import resolve_package
 from harvest.errors import RequestError
+from harvest.settings.tables import DataSettings
 from harvest.source.places import COMPRESSIONS, FORMATS, Place, format_of
 from harvest.source.rows import one_line
 

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
 
-from harvest.config import DataSettings, resolve_package
+from harvest.config import resolve_package
 from harvest.errors import MismatchError
 from harvest.records import SourceFile
+from harvest.settings.tables import DataSettings
 from harvest.source.columns import require_columns
 from harvest.source.csvfiles import CsvFile
 from harvest.source.jsonarray import HEAD, ArrayFile, opening

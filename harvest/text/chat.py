@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from harvest.config import ChatSettings
 from harvest.errors import RequestError
+from harvest.settings.tables import ChatSettings
 from harvest.text import reasons
 from harvest.text.encode import MARKED, MARKS
 from harvest.text.locate import THOUGHTS, located

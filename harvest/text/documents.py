@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from harvest.config import DataSettings, TokenSettings
 from harvest.records import SourceRow
+from harvest.settings.tables import DataSettings, TokenSettings
 from harvest.text import reasons
 from harvest.text.chat import ChatTemplate
 from harvest.text.encode import Encoder

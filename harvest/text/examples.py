@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from harvest.config import DirectionSettings, plain_text
 from harvest.errors import DocumentError
 from harvest.records import Read, ShardExamples
+from harvest.settings.direction import DirectionSettings, plain_text
 from harvest.text import reasons
 from harvest.text.reasons import UnusableError
 from harvest.text.spans import TokenSpans

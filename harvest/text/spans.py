@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from harvest.config import CaptureSettings, DataSettings, DirectionSettings
 from harvest.errors import RequestError
+from harvest.settings.direction import DirectionSettings
+from harvest.settings.tables import CaptureSettings, DataSettings
 from harvest.text import reasons
 from harvest.text.reasons import UnusableError, require_text
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from harvest.config import CaptureSettings, ChatSettings, DataSettings, DirectionSettings, TokenSettings
 from harvest.errors import DocumentError, NotBuiltError, RequestError
 from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardExamples, ShardText, SourceRow
+from harvest.settings.direction import DirectionSettings
+from harvest.settings.tables import CaptureSettings, ChatSettings, DataSettings, TokenSettings
 from harvest.text import reasons
 from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader

@@ -17,11 +17,11 @@ from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
 import harvest
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.adapter import adapter_folder, refuse_adapter
 from harvest.model.fingerprint import of_model
 from harvest.model.load import load_config, load_model, skeleton
+from harvest.settings.model import ModelSettings
 
 peft = pytest.importorskip("peft", reason="the extra harvest[adapter] is not installed")
 

@@ -16,10 +16,10 @@ from tiny import tiny_llama
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import harvest
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.load import context_limit, load_config, load_model
 from harvest.model.sites import resolve_names, sites_of
+from harvest.settings.model import ModelSettings
 
 
 @pytest.mark.parametrize("family", [family for family in CONFIGS if family != "t5"])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.gguffile import Reader, read_once
 from harvest.model.load import load_config
+from harvest.settings.model import ModelSettings
 
 texts = st.lists(st.text(max_size=12), min_size=1, max_size=20)
 numbers = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=20)

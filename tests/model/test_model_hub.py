@@ -18,7 +18,7 @@ from tiny import tiny_llama
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ASK = """
 import json, sys
-from harvest.config import ModelSettings
+from harvest.settings.model import ModelSettings
 from harvest.errors import RequestError
 from harvest.model.fingerprint import of_checkpoint
 from harvest.model.load import load_config, load_tokenizer

@@ -15,7 +15,6 @@ from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
 from transformers import dynamic_module_utils
 
 import harvest
-from harvest.config import ModelSettings
 from harvest.errors import RequestError, WorkError
 from harvest.model.fingerprint import of_checkpoint, of_model, of_tokenizer
 from harvest.model.load import (
@@ -26,6 +25,7 @@ from harvest.model.load import (
     load_tokenizer,
     skeleton,
 )
+from harvest.settings.model import ModelSettings
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from tiny import BOS, EOS, amplify, byte_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 import harvest
-from harvest.config import ModelSettings
 from harvest.errors import RequestError
 from harvest.model import quantization
 from harvest.model.load import load_config, load_model, skeleton, weight_bytes
+from harvest.settings.model import ModelSettings
 
 pytest.importorskip("bitsandbytes", reason="the extra harvest[quantization] is not installed")
 

@@ -16,9 +16,9 @@ from oracle import alone, rows_of, worst_error
 from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
 
 import harvest
-from harvest.config import ModelSettings
 from harvest.model.fingerprint import of_model
 from harvest.model.load import load_config, load_model
+from harvest.settings.model import ModelSettings
 
 TEXTS = ["ab", "the second document is longer", "c", "and a fourth one"]
 BLOCKS = {"llama": "model.layers", "gpt2": "transformer.h"}

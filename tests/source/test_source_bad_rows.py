@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harvest.config import DataSettings
 from harvest.errors import RequestError, WorkError
+from harvest.settings.tables import DataSettings
 from harvest.source.open import open_source
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvest.config import DataSettings
 from harvest.errors import RequestError, WorkError
 from harvest.records import DOCUMENTS_PER_FILE
+from harvest.settings.tables import DataSettings
 from harvest.source.open import open_source
 from harvest.source.sample import Sample, uniform
 

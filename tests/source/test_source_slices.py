@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harvest.config import DataSettings
 from harvest.errors import MismatchError
 from harvest.records import SourceRow
+from harvest.settings.tables import DataSettings
 from harvest.source import textfiles
 from harvest.source.open import open_source
 

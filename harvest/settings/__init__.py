@@ -1,0 +1,1 @@
+"""The tables of a job file, each validated by itself."""

@@ -1,0 +1,164 @@
+"""`[[directions]]`: one concept; which documents are its groups, and where their states are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from harvest.records import Read
+from harvest.settings.base import MOST, Settings
+
+DIRECTION_NAME = r"^[A-Za-z0-9_.-]+$"
+
+
+def _check_read(value: Any) -> Any:
+    if value in ("last", "first", "mean", "all") or (type(value) is int and abs(value) < 2**31):
+        return value
+    if isinstance(value, dict) and set(value) <= {"span", "pool"} and isinstance(value.get("span"), str):
+        read = {"span": value["span"], "pool": value.get("pool", "mean")}
+        if read["span"] and read["pool"] in ("mean", "last", "max"):
+            return read
+    raise ValueError(
+        "allowed are 'last', 'first', 'mean', 'all', a whole number (negative from the end), "
+        "{span = 'answer', pool = 'mean'} (or 'last', 'max'), and a list of these"
+    )
+
+
+def _check_reads(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return _check_read(value)
+    reads = tuple(_check_read(one) for one in value)
+    if not reads or any(one in reads[:i] for i, one in enumerate(reads)):
+        raise ValueError("allowed is a list of different places to read at, at least one")
+    return reads
+
+
+def _check_values(value: Any) -> Any:
+    """Group values as text; a whole number or a boolean of the job file means its text."""
+    if not isinstance(value, list | tuple):
+        return value
+    if not value or not all(isinstance(one, str | int) for one in value):
+        raise ValueError("allowed is a list of values, at least one; they compare as text")
+    return tuple(dict.fromkeys(plain_text(one) for one in value))
+
+
+def plain_text(value: Any) -> str:
+    """What a cell compares as; a boolean as `true` or `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_holdout(value: Any) -> Any:
+    if (type(value) in (int, float) and 0 <= value < 1) or _column_of(value) is not None:
+        return value
+    raise ValueError("allowed are a share of at least 0 and below 1, and 'column:NAME'")
+
+
+def _column_of(value: Any) -> str | None:
+    """NAME of `column:NAME`; None for anything else."""
+    column = value.removeprefix("column:") if isinstance(value, str) and value.startswith("column:") else ""
+    return column or None
+
+
+Values = Annotated[tuple[str, ...] | dict[str, Any] | None, BeforeValidator(_check_values)]
+OthersToo = Annotated[tuple[str, ...] | Literal["rest"] | dict[str, Any] | None, BeforeValidator(_check_values)]
+Mode = Literal["mean_difference", "paired_rejection", "single_group", "whitened", "pca", "leace", "logistic"]
+
+
+class DirectionSettings(Settings):
+    """One concept, whose directions are accumulated while the data streams by."""
+
+    name: str = Field(pattern=DIRECTION_NAME)
+    column: str | None = Field(default=None, min_length=1)
+    """Says which group a document is in."""
+    positive: Values = None
+    """Its values in group A, as text."""
+    negative: OthersToo = None
+    """Those of group B; `rest` for all others."""
+    read: Annotated[Any, BeforeValidator(_check_reads)] = "last"
+    """`last`, `first`, `mean`, `all`, an int, {span, pool}, or a tuple of these."""
+    modes: Annotated[tuple[Mode, ...], Field(strict=False, min_length=1)] = ("mean_difference",)
+    pair: str | None = None
+    """`order`, or `column:NAME`."""
+    weight: str | None = None
+    """`column:NAME`, or `logit_diff`."""
+    correct_only: bool = False
+    holdout: Annotated[Any, BeforeValidator(_check_holdout)] = 0.2
+    """Share kept for evaluation, or `column:NAME` (rows whose value is `test`)."""
+    examples: int = Field(default=4096, ge=1, le=MOST)
+    """Kept at most, of each group and part."""
+
+    @field_validator("modes")
+    @classmethod
+    def _each_once(cls, modes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(modes))
+
+    @field_validator("pair")
+    @classmethod
+    def _known_pairs(cls, pair: str | None) -> str | None:
+        if pair is not None and pair != "order" and _column_of(pair) is None:
+            raise ValueError("allowed are 'order' and 'column:NAME'")
+        return pair
+
+    @field_validator("weight")
+    @classmethod
+    def _known_weight(cls, weight: str | None) -> str | None:
+        if weight is not None and weight != "logit_diff" and _column_of(weight) is None:
+            raise ValueError("allowed are 'column:NAME' and 'logit_diff'")
+        return weight
+
+    @model_validator(mode="after")
+    def _whole(self) -> DirectionSettings:
+        if isinstance(self.positive, dict) or isinstance(self.negative, dict):
+            return self
+        where = f"direction {self.name!r}: "
+        if self.column is None or self.positive is None:
+            raise ValueError(f"{where}column and positive say which documents are in group A; give both")
+        if self.negative is None and self.modes != ("single_group",):
+            raise ValueError(f"{where}negative: values of group B, or 'rest'; only mode 'single_group' goes without")
+        both = [value for value in self.positive if isinstance(self.negative, tuple) and value in self.negative]
+        if both:
+            raise ValueError(f"{where}{both[0]!r} is in positive and in negative; allowed is one of them")
+        if "paired_rejection" in self.modes and self.pair is None:
+            raise ValueError(f"{where}mode 'paired_rejection' needs pair; allowed are 'order' and 'column:NAME'")
+        if self.pair is not None and any(read.kind == "all" for read in self.reads):
+            raise ValueError(f"{where}pair = {self.pair!r} with read = 'all': a pair has one state of each document")
+        return self
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Where states are read; those of a list have labels."""
+        if not isinstance(self.read, tuple):
+            return (_read(self.read, ""),)
+        return tuple(
+            _read(one, f"{one['span']}.{one['pool']}" if isinstance(one, dict) else str(one)) for one in self.read
+        )
+
+    @property
+    def pair_column(self) -> str | None:
+        """That holds pair keys; None without one."""
+        return _column_of(self.pair)
+
+    @property
+    def weight_column(self) -> str | None:
+        """That holds weights; None without one."""
+        return _column_of(self.weight)
+
+    @property
+    def holdout_column(self) -> str | None:
+        """That says `test` of what is held out; None without one."""
+        return _column_of(self.holdout)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that it needs."""
+        given = (self.column, self.pair_column, self.weight_column, self.holdout_column)
+        return tuple(dict.fromkeys(column for column in given if column is not None))
+
+
+def _read(read: Any, label: str) -> Read:
+    if isinstance(read, dict):
+        return Read(kind="span", span=read["span"], pool=read["pool"], label=label)
+    if read in ("mean", "all"):
+        return Read(kind=read, pool="mean" if read == "mean" else None, label=label)
+    return Read(kind="at", index={"first": 0, "last": -1}.get(read, read), label=label)

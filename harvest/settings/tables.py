@@ -1,0 +1,183 @@
+"""The other tables: `[data]`, `[chat]`, `[tokens]`, `[capture]`, `[store]`, `[statistics]`, `[run]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from harvest.settings.base import MOST, Amount, Auto, Count, Names, Settings, Threads
+
+SECRETS = ("secret", "token", "password", "credential", "key")
+"""Words that no setting of `run.storage` may carry: secrets come from the environment only."""
+
+
+class DataSettings(Settings):
+    """The dataset, as `datasets.load_dataset` takes it, or local files by path or glob."""
+
+    path: str = Field(min_length=1)
+    name: str | None = None
+    files: str | Annotated[list[str], Field(strict=False)] | dict[str, Any] | None = None
+    split: str | None = None
+    revision: str | None = None
+    text: str | None = Field(default=None, min_length=1)
+    """Column with text (dotted for nested fields); `text` where none of the three is given."""
+    messages: str | None = Field(default=None, min_length=1)
+    """Column with chat messages, or a plain string for one user turn."""
+    ids: str | None = Field(default=None, min_length=1)
+    """Column with token ids."""
+    contrast: Annotated[tuple[str, str], Field(strict=False)] | None = None
+    spans: str | None = Field(default=None, min_length=1)
+    """Column of `{name, start, end}`: characters of the text, tokens of ids; null for none."""
+    keep: Names | None = None
+    limit: int | None = Field(default=None, ge=1, le=MOST)
+    max_tokens: int | None = Field(default=None, ge=1, le=MOST)
+    sample: float | None = Field(default=None, gt=0, le=1)
+    """Share of the documents, by hash of (document id, seed)."""
+    seed: int = 0
+    on_bad: Literal["fail", "skip"] = "fail"
+
+    @field_validator("keep")
+    @classmethod
+    def _each_once(cls, keep: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if keep is None else tuple(dict.fromkeys(keep))
+
+    @model_validator(mode="after")
+    def _one_kind_of_input(self) -> DataSettings:
+        given = [k for k in ("text", "messages", "ids", "contrast") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of text, messages, ids and contrast, not {' and '.join(given)}")
+        if self.spans is not None and self.messages is not None:
+            raise ValueError("spans: allowed with text and ids; chat messages get spans by role by themselves")
+        return self
+
+    @property
+    def kind(self) -> Literal["text", "messages", "ids"]:
+        """What the column holds."""
+        return "messages" if self.messages is not None else "ids" if self.ids is not None else "text"
+
+    @property
+    def column(self) -> str:
+        """The column that the documents come from."""
+        return self.messages or self.ids or self.text or "text"
+
+
+class ChatSettings(Settings):
+    """How chat messages become text."""
+
+    generation_prompt: bool | Auto = "auto"
+    """`auto`: when the last turn is the user's."""
+    system: str | None = None
+    kwargs: dict[str, Any] = Field(default={})
+
+
+class TokenSettings(Settings):
+    """From documents to the windows that the model reads."""
+
+    context: Count = "auto"
+    long: Literal["chunk", "truncate", "fail"] = "chunk"
+    tokenizer: str | None = None
+    bos: Literal["auto", "always", "window", "never"] = "auto"
+    separator: Literal["eos", "bos", "none"] = "eos"
+    special_in_text: Literal["literal", "parse"] = "literal"
+    batch: Count = "auto"
+    """Tokens of one forward, padding included."""
+    batching: Literal["auto", "sorted", "packed", "concatenated"] = "auto"
+
+
+def _check_layers(value: Any) -> Any:
+    if value == "all":
+        return value
+    if not isinstance(value, list | tuple) or not value or not all(type(v) is int for v in value):
+        raise ValueError("allowed are 'all' or a list of whole numbers, negative from the end")
+    return tuple(value)
+
+
+def _check_positions(value: Any) -> Any:
+    if value in ("all", "last", "first"):
+        return value
+    if isinstance(value, list | tuple) and value and all(type(v) is int and abs(v) < 2**31 for v in value):
+        return tuple(value)
+    if isinstance(value, dict) and len(value) == 1:
+        (key, inner), *_ = value.items()
+        if key == "every" and type(inner) is int and 1 <= inner < 2**31:
+            return value
+        if key == "sample" and type(inner) in (int, float) and 0 < inner <= 1:
+            return value
+        if key == "span" and isinstance(inner, list | tuple) and inner and all(isinstance(v, str) for v in inner):
+            return {"span": tuple(inner)}
+    raise ValueError(
+        "allowed are 'all', 'last', 'first', a list of whole numbers, {every = 4}, {sample = 0.1} and {span = [...]}"
+    )
+
+
+def _check_exclude(value: Any) -> Any:
+    if isinstance(value, list | tuple) and all(v in ("bos", "special") or type(v) is int for v in value):
+        return tuple(value)
+    raise ValueError("allowed is a list of 'bos', 'special' and token ids")
+
+
+Layers = Annotated[Any, BeforeValidator(_check_layers)]
+Positions = Annotated[Any, BeforeValidator(_check_positions)]
+Exclude = Annotated[Any, BeforeValidator(_check_exclude)]
+
+
+class CaptureSettings(Settings):
+    """Which vectors are taken."""
+
+    sites: Names = Field(default=("residual",), min_length=1)
+    layers: Layers = "all"
+    """`all`, or a tuple of ints; negative counts from the end."""
+    positions: Positions = "all"
+    """`all`, `last`, `first`, a tuple of ints, {every}, {sample} or {span}."""
+    pool: Annotated[tuple[Literal["mean", "last", "max"], ...], Field(strict=False, min_length=1)] | None = None
+    """One more row per document and name, over its stored rows; float32."""
+    exclude: Exclude = ()
+    """`bos`, `special` and token ids that are left out, never shifting the rest."""
+    store: bool = True
+
+    @field_validator("pool")
+    @classmethod
+    def _each_once(cls, pool: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if pool is None else tuple(dict.fromkeys(pool))
+
+
+class StoreSettings(Settings):
+    """How rows are kept."""
+
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
+    compression: Literal["none", "zstd"] = "none"
+    chunk_mb: float = Field(default=8, gt=0, le=1024)
+    """MiB of an inner chunk."""
+    shard_documents: Count = "auto"
+    memory_gb: Amount = "auto"
+
+
+class StatisticsSettings(Settings):
+    """Reductions that every run can keep beside or instead of its rows."""
+
+    moments: bool = True
+    covariance: bool = False
+
+
+class RunSettings(Settings):
+    """Where results go and what works on them; nothing here changes a value that is stored."""
+
+    path: str = Field(min_length=1)
+    storage: dict[str, Any] = Field(default={})
+    workers: Count = "auto"
+    executor: Literal["auto", "inline", "ray"] = "auto"
+    address: str | None = None
+    gpus_per_worker: Amount = "auto"
+    cpus_per_worker: Amount = "auto"
+    threads: Threads = "auto"
+    attempts: int = Field(default=3, ge=1, le=MOST)
+    overwrite: bool = False
+
+    @field_validator("storage")
+    @classmethod
+    def _no_secrets(cls, storage: dict[str, Any]) -> dict[str, Any]:
+        for key in storage:
+            if any(word in key.lower() for word in SECRETS):
+                raise ValueError(f"{key}: secrets are read from the environment only; leave it out")
+        return storage
