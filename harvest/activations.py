@@ -15,8 +15,9 @@ import torch
 
 from harvest.errors import RequestError
 from harvest.records import ArraySpec, ShardRecord
-from harvest.store.arrays import DTYPES, StoredArray
+from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
+from harvest.store.grid import DTYPES
 from harvest.store.mapped import MappedRows, can_map
 
 MAX_OPEN_ARRAYS = 16_384

@@ -260,7 +260,9 @@ class ArraySpec:
     width: int
     """Values of a row."""
     dtype: str
-    """float32, float16 or bfloat16."""
+    """float32, float16, bfloat16, or int8 with a scale per row in an array of its own."""
+    compression: str = "none"
+    """`none`: raw rows, that can be mapped; `zstd`: each inner chunk is a frame."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Zarr attributes: model, site, layer."""
 

@@ -18,7 +18,7 @@ from harvest.export.safetensors import raw
 from harvest.export.selection import Column, Selected
 from harvest.records import ArraySpec
 from harvest.store import layout
-from harvest.store.arrays import Grid, array_metadata, chunk_index, plan_grid
+from harvest.store.grid import Grid, array_metadata, chunk_index, plan_grid
 
 CHUNK_BYTES = 8 << 20
 

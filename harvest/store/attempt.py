@@ -13,8 +13,9 @@ import numpy as np
 from harvest.errors import WorkError
 from harvest.records import ArraySpec, StoredObject
 from harvest.store import layout
-from harvest.store.arrays import DTYPES, OBJECT_BYTES, Grid, array_metadata, chunk_index, plan_grid
+from harvest.store.chunks import compressed, index_bytes
 from harvest.store.files import Files, Sink, naming_full_disk
+from harvest.store.grid import DTYPES, OBJECT_BYTES, Grid, array_metadata, chunk_index, plan_grid
 from harvest.store.tables import parquet_bytes
 
 BLOCK_BYTES = 128 << 10
@@ -46,7 +47,7 @@ class _ObjectWriter:
 
 
 class _ArrayWriter:
-    """Rows in order, cut into objects."""
+    """Rows in order, cut into objects; as they are, or in frames of one inner chunk each."""
 
     def __init__(self, name: str, spec: ArraySpec, grid: Grid, open_object: Callable[[str], _ObjectWriter]) -> None:
         self.name, self.spec, self.grid = name, spec, grid
@@ -54,6 +55,11 @@ class _ArrayWriter:
         self.row = 0
         self._open_object = open_object
         self._current: _ObjectWriter | None = None
+        self._compresses = spec.compression != "none"
+        self._begun = np.empty((0, spec.width), DTYPES[spec.dtype])
+        """Room for an inner chunk that is not yet full; only where it has to be compressed whole."""
+        self._frames: list[int] = []
+        """Sizes of the frames of the current object."""
         self.done: dict[str, StoredObject] = {}
 
     def append(self, rows: np.ndarray) -> None:
@@ -69,17 +75,42 @@ class _ArrayWriter:
             if self._current is None:
                 self._current = self._open_object(f"{self.path}/{layout.object_name(number)}")
             piece = rows[: self.grid.rows_of(number) - inside]
-            self._current.write(piece.reshape(-1).view(np.uint8))
+            if self._compresses:
+                piece = piece[: self.grid.inner - inside % self.grid.inner]
+                self._compress(piece, inside % self.grid.inner, last=inside + len(piece) == self.grid.rows_of(number))
+            else:
+                self._current.write(piece.reshape(-1).view(np.uint8))
             self.row += len(piece)
             rows = rows[len(piece) :]
             if inside + len(piece) == self.grid.rows_of(number):
                 self._finish(number)
 
+    def _compress(self, rows: np.ndarray, at: int, *, last: bool) -> None:
+        """Rows of one inner chunk, the first of them its row `at`; `last`: the object has no more."""
+        assert self._current is not None
+        chunk = rows
+        if len(rows) < self.grid.inner:
+            if len(self._begun) < self.grid.inner:
+                self._begun = np.empty((self.grid.inner, self.spec.width), rows.dtype)
+            self._begun[at : at + len(rows)] = rows
+            if last:
+                self._begun[at + len(rows) :] = 0
+            chunk = self._begun
+        if last or at + len(rows) == self.grid.inner:
+            frame = compressed(chunk)
+            self._current.write(frame)
+            self._frames.append(len(frame))
+
     def _finish(self, number: int) -> None:
         assert self._current is not None
-        padding = (self.grid.padded_rows_of(number) - self.grid.rows_of(number)) * self.grid.row_bytes
-        self._current.write(np.zeros(padding, np.uint8))
-        self._current.write(np.frombuffer(chunk_index(self.grid, number), np.uint8))
+        if self._compresses:
+            index = index_bytes(self._frames, self.grid.outer // self.grid.inner)
+            self._frames = []
+        else:
+            padding = (self.grid.padded_rows_of(number) - self.grid.rows_of(number)) * self.grid.row_bytes
+            self._current.write(np.zeros(padding, np.uint8))
+            index = chunk_index(self.grid, number)
+        self._current.write(np.frombuffer(index, np.uint8))
         self.done[f"{self.path}/{layout.object_name(number)}"] = self._current.close()
         self._current = None
 

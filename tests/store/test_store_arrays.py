@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 import harvest.store.bfloat16  # noqa: F401  (registers the data type)
 from harvest.errors import DamageError, LostLeaseError, WorkError
 from harvest.records import ArraySpec, StoredObject
-from harvest.store.arrays import DTYPES, StoredArray, array_metadata, map_rows, plan_grid
+from harvest.store.arrays import StoredArray, map_rows
 from harvest.store.attempt import AttemptWriter
 from harvest.store.files import Files
+from harvest.store.grid import DTYPES, array_metadata, plan_grid
 from harvest.store.layout import array_path
 from harvest.store.opening import open_files
 from tests.faults import Faults, FaultyFiles
