@@ -67,6 +67,11 @@ class Job(Settings):
         return self.direction_columns
 
     @property
+    def read_directions(self) -> tuple[DirectionSettings, ...]:
+        """Those that read documents; the others compare tokens."""
+        return tuple(direction for direction in self.directions if direction.embedding is None)
+
+    @property
     def direction_columns(self) -> tuple[str, ...]:
         """What directions name."""
         return tuple(dict.fromkeys(column for direction in self.directions for column in direction.columns))

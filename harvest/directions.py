@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from harvest import cards
 from harvest.errors import DamageError, RequestError
 from harvest.examples import keeps_examples, labelled
 from harvest.records import ShardRecord
-from harvest.reduce.compare import best_name, cosines, cross_validated, shuffled_control
+from harvest.reduce.compare import best_name, cross_validated, shuffled_control
 from harvest.reduce.concepts import Concepts, ConceptState, ConceptTotal
 from harvest.reduce.direction import SUMS, Counts, Direction, of_sums, undefined
 from harvest.reduce.evaluate import Evaluation, evaluate
@@ -35,6 +36,7 @@ from harvest.store import layout
 from harvest.store.examples import StoredExamples
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
+from harvest.tokengroups import place_of, token_directions
 
 Value = TypeVar("Value")
 NO_EXAMPLES = "no examples are kept (capture.store = false)"
@@ -46,8 +48,7 @@ class Result:
     """What a run comes to for one entry of [[directions]]."""
 
     name: str
-    found: Mapping[str, Mapping[str, Direction]]
-    """Mode -> name of the activations (with `@read` where there are several) -> its direction; in the job's order."""
+    found: cards.Found
     card: Mapping[str, Any]
     """Everything but the vectors, as plain values: what NAME.json holds."""
 
@@ -108,10 +109,29 @@ def compute(files: Files, run: RunRecord, records: Sequence[ShardRecord]) -> Ite
     if not directions:
         return
     names = list(run.plan["resolved"]["names"])
-    sums = _merged(files, records, directions, names)
+    sums = _merged(files, records, [one for one in directions if one.embedding is None], names)
     with threadpool_limits(limits=1):  # the number of threads would show in the bits
         for settings in directions:
-            yield _Entry(files, run, records, settings, names, sums[settings.name]).result()
+            if settings.embedding is not None:
+                yield _of_tokens(files, run, records, settings)
+            else:
+                yield _Entry(files, run, records, settings, names, sums[settings.name]).result()
+
+
+def _of_tokens(files: Files, run: RunRecord, records: Sequence[ShardRecord], settings: DirectionSettings) -> Result:
+    """The directions between two groups of tokens; none of them is held out."""
+    made, tokens = token_directions(files, records, settings)
+    at, judged = place_of(settings), Evaluation(examples=(0, 0), reason="tokens: none are held out")
+    found = {mode: {at: replace(one, name=settings.name, evaluation=judged)} for mode, one in made.items()}
+    card = {
+        **cards.head(run, settings),
+        "tokens": tokens,
+        "best": dict.fromkeys(found),
+        "control": dict.fromkeys(found),
+        "cosines": cards.agreement(found),
+        "directions": [cards.entry(settings, at, of_mode[at], "exact", None) for of_mode in found.values()],
+    }
+    return Result(name=settings.name, found=found, card=card)
 
 
 # ---- sums ----------------------------------------------------------------------------------------------------------
@@ -257,51 +277,25 @@ class _Entry:
             counts = _NOTHING if isinstance(state, str) else of_sums(state, "single_group").counts
             return undefined(mode, str(error), counts)
 
-    def _parts(self, at: str) -> tuple[str, str]:
-        """`residual.12@-3` -> its name and its read's label, which is empty where the job gives no list of reads."""
-        name, _, label = at.rpartition("@") if any(read.label for read in self._settings.reads) else (at, "", "")
-        return name, label
-
     # ---- the card --------------------------------------------------------------------------------------------------
 
     def _card(
         self,
-        found: Mapping[str, Mapping[str, Direction]],
+        found: cards.Found,
         scores: Mapping[str, Mapping[str, float | None]],
         kept: Mapping[str, _Kept],
     ) -> dict[str, Any]:
-        job = self._run.job
         best = {mode: best_name(of_mode) for mode, of_mode in scores.items()}
-        lock = json.dumps(self._run.fingerprint, sort_keys=True, default=str).encode()
         return {
-            "direction": self._settings.name,
-            "settings": self._settings.model_dump(mode="json"),
-            "model": job["model"]["name"],
-            "revision": job["model"]["revision"],
-            "weights": self._run.fingerprint.get("fingerprint.model"),
-            "dtype": self._run.plan["resolved"]["dtype"],
-            "job": hashlib.blake2b(lock, digest_size=16).hexdigest(),
-            "harvest": self._run.provenance.get("harvest"),
+            **cards.head(self._run, self._settings),
             "best": best,
             "control": {mode: self._control(mode, at, kept) for mode, at in best.items()},
-            "cosines": self._cosines(found),
+            "cosines": cards.agreement(found),
             "directions": [
-                self._entry(mode, at, direction, scores[mode][at])
+                cards.entry(self._settings, at, direction, self._basis(mode, at, direction), scores[mode][at])
                 for mode, of_mode in found.items()
                 for at, direction in of_mode.items()
             ],
-        }
-
-    def _entry(self, mode: str, at: str, direction: Direction, score: float | None) -> dict[str, Any]:
-        name, read = self._parts(at)
-        return {
-            "at": at,
-            "activations": name,
-            "read": read or None,
-            "layer": layer_numbers(name),
-            **direction.card(),
-            "from": self._basis(mode, at, direction),
-            "cross_validated_auroc": score,
         }
 
     def _basis(self, mode: str, at: str, direction: Direction) -> str:
@@ -313,39 +307,14 @@ class _Entry:
         every = sum(of_sums(state, "single_group").counts.rows)
         return "exact" if seen >= every else f"from {seen} of {every} examples"
 
-    def _cosines(self, found: Mapping[str, Mapping[str, Direction]]) -> dict[str, dict[str, float]]:
-        """Name -> `mode/mode` -> how far they agree."""
-        ats = next(iter(found.values()))
-        return {
-            at: {f"{a}/{b}": value for (a, b), value in cosines({m: of[at] for m, of in found.items()}).items()}
-            for at in ats
-        }
-
     def _control(self, mode: str, at: str | None, kept: Mapping[str, _Kept]) -> dict[str, float | str] | None:
         """Held-out AUROC at the best name of directions made with shuffled labels; None where there is none."""
         if at is None:
             return None
-        name, label = self._parts(at)
+        name, label = cards.parts(self._settings, at)
         with contextlib.suppress(RequestError):
             chosen = kept[label]
             found = shuffled_control(chosen.part(name, held_out=False), chosen.part(name, held_out=True), mode)
             if found is not None:
                 return {"at": at, "auroc": found[0], "standard_error": found[1]}
         return None
-
-
-def layer_numbers(name: str) -> dict[str, int | None]:
-    """A name's layer as people count: the block whose output it is, the block whose input, index in `hidden_states`.
-
-    For places inside a block, `block`; empty for what lies outside all blocks.
-    """
-    site, _, number = name.rpartition(".")
-    if name == "embedding":
-        return {"block_output": None, "block_input": 0, "hidden_states": 0}
-    if not number.isdigit() or ":" in name:
-        return {}
-    layer = int(number)
-    if site not in ("residual", "residual_pre"):
-        return {"block": layer}
-    before = layer if site == "residual_pre" else layer + 1
-    return {"block_output": before - 1 if before else None, "block_input": before, "hidden_states": before}

@@ -65,7 +65,7 @@ def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore
 
     Raises RequestError naming a group without a document, and groups of different size where they are paired by order.
     """
-    counts = [_Count(direction) for direction in job.directions]
+    counts = [_Count(direction) for direction in job.read_directions]
     before = GroupsBefore(shard_documents)
     _refuse_order_of_streams(counts, source)
     looked, limit = 0, job.data.limit

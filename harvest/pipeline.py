@@ -11,7 +11,7 @@ and are reduced and written window by window. Nothing is committed here: the coo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,11 @@ import torch
 
 from harvest.buffers import Buffers, Rows
 from harvest.errors import DocumentError, HarvestError, LostLeaseError, MismatchError, RequestError
+from harvest.examples import KeptExamples
 from harvest.model.capture import Capture
 from harvest.overlap import Ahead, Behind
 from harvest.plan import Plan
-from harvest.records import Assignment, Batch, ShardRecord, ShardText, SortWindow
+from harvest.records import Assignment, Batch, Shard, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Reduction
 from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
@@ -32,6 +33,7 @@ from harvest.shardwork import ShardWork, non_finite_rows
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
 from harvest.text.batch import batching_of, unpadded
+from harvest.tokengroups import embedded, holds_embeddings
 
 
 class CalledOffError(Exception):
@@ -173,7 +175,14 @@ class Pipeline:
             files=self.files,
             attempt=attempt_name(assignment.shard.key, self.life, assignment.attempt),
             still_mine=self.watch.still_mine,
+            embedded=self._embedded(assignment.shard),
         )
+
+    def _embedded(self, shard: Shard) -> Mapping[str, KeptExamples]:
+        """Rows of embeddings that this shard keeps, for directions between tokens."""
+        if not holds_embeddings(shard, self.plan.source.files):
+            return {}
+        return embedded(self.plan.job.directions, self.plan.token_groups, self.model)
 
     def forward(self, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
         """Fills `rows` batch by batch, and adds them to the sums.

@@ -23,7 +23,9 @@ from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.chat import FIXED_DATE
 from harvest.text.spans import refuse_span, uses_spans
+from harvest.text.tokengroups import group_ids
 from harvest.text.tokenise import Tokeniser
+from harvest.tokengroups import TokenGroups
 
 if TYPE_CHECKING:
     from harvest.model.sites import Name
@@ -85,6 +87,8 @@ class Plan:
     estimate: Estimate
     groups_before: GroupsBefore
     """What pairs by order need to know of a shard; empty in a worker, which is told."""
+    token_groups: TokenGroups
+    """Of directions between tokens."""
 
     def lock(self) -> dict[str, Any]:
         """What must be equal for a run to go on, as flat `setting -> value`."""
@@ -144,6 +148,11 @@ def make_plan(
     )
     plan = Plan(
         job=job,
+        token_groups={
+            direction.name: group_ids(direction, found.tokenizer, found.embeddings[direction.name])
+            for direction in job.directions
+            if direction.embedding is not None
+        },
         resolved=resolved,
         fingerprint={**found.fingerprint, "data": {file.name: file.fingerprint for file in source.files}},
         names=found.names,
@@ -161,7 +170,7 @@ def make_plan(
             free_bytes=free_bytes,
         ),
         # A worker is told with each shard what its coordinator has counted.
-        groups_before=GroupsBefore(shard) if known or not job.directions else count_groups(job, source, shard),
+        groups_before=GroupsBefore(shard) if known or not job.read_directions else count_groups(job, source, shard),
     )
     _refuse_lack_of_room(job, plan.estimate)
     return plan
@@ -183,7 +192,7 @@ def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_row: int, shar
         threads=resolve_threads(job),
         names=tuple(str(name) for name in found.names),
         fixed_date=FIXED_DATE.date().isoformat(),
-        spans=uses_spans(job.data, job.capture, job.directions),
+        spans=uses_spans(job.data, job.capture, job.read_directions),
     )
 
 
@@ -213,8 +222,6 @@ def refuse_unbuilt(job: Job) -> None:
 
 def _refuse_unbuilt_direction(direction: DirectionSettings) -> None:
     unbuilt = [
-        ("positive", isinstance(direction.positive, dict), "allowed is a list of values of the column"),
-        ("negative", isinstance(direction.negative, dict), "allowed are a list of values of the column, and 'rest'"),
         ("weight", direction.weight == "logit_diff", "allowed is 'column:NAME'"),
         ("correct_only", direction.correct_only, "allowed is false"),
     ]
@@ -226,7 +233,7 @@ def _refuse_unbuilt_direction(direction: DirectionSettings) -> None:
 
 def _kept_states(job: Job) -> int:
     """States that directions keep of a document as examples; of `all` there are too few to count."""
-    kept = [d for d in job.directions if keeps_examples(d, stores_rows=job.capture.store)]
+    kept = [d for d in job.read_directions if keeps_examples(d, stores_rows=job.capture.store)]
     return sum(read.kind != "all" for direction in kept for read in direction.reads)
 
 
@@ -256,6 +263,8 @@ class _Model:
     attention: str
     vocab_size: int
     """Rows of the input embedding."""
+    embeddings: Mapping[str, int]
+    """Direction between tokens -> rows of the embedding that it takes."""
     weight_bytes: int
     packing_obstacle: str | None
     """Why windows packed in one row would see each other; None where they do not."""
@@ -267,7 +276,17 @@ class _Model:
 
 def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Model:
     # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import adapter, architectures, fingerprint, lengths, load, packing, quantization, sites
+    from harvest.model import (
+        adapter,
+        architectures,
+        embedding,
+        fingerprint,
+        lengths,
+        load,
+        packing,
+        quantization,
+        sites,
+    )
 
     if model is not None and not hasattr(model, "config"):
         raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
@@ -293,6 +312,7 @@ def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Mode
         device=device,
         attention=str(skeleton.config._attn_implementation),
         vocab_size=architectures.vocabulary_of(skeleton),
+        embeddings=embedding.table_sizes(skeleton, job.directions),
         weight_bytes=load.weight_bytes(skeleton, dtype, job.model.quantization),
         packing_obstacle=packing.obstacle(skeleton),
         batch_obstacle=packing.INT8 if job.model.quantization == "int8" else packing.outliers_of_the_batch(config),
@@ -317,7 +337,7 @@ def _tokeniser(job: Job, model: _Model) -> Tokeniser:
         bos_id=_token_id(model.config, "bos"),
         eos_id=_token_id(model.config, "eos"),
         special_ids=_special_ids(model.config),
-        directions=job.directions,
+        directions=job.read_directions,
         kept=job.kept,
     )
 

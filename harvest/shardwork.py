@@ -13,7 +13,7 @@ import torch
 
 from harvest.buffers import Rows
 from harvest.environment import environment
-from harvest.examples import ShardReads
+from harvest.examples import KeptExamples, ShardReads
 from harvest.plan import Plan
 from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Block, Reduction, Saved, save_states
@@ -43,10 +43,13 @@ class ShardWork:
         files: Files,
         attempt: str,
         still_mine: Callable[[], None],
+        embedded: Mapping[str, KeptExamples],
     ) -> None:
-        """`still_mine` is asked before each object that is written, and raises when it must not be."""
+        """`embedded`: directions between tokens that this shard holds. `still_mine` is asked before each object that is
+        written, and raises when it must not be."""
         self._plan, self._reductions = plan, reductions
         self._text, self.shard, self.attempt = text, assignment.shard, attempt
+        self._embedded = embedded
         self._states: Sums = [{str(name): part.zero() for name in plan.names} for part in reductions]
         self._non_finite: set[int] = set()
         """Documents with a value that is no finite number."""
@@ -57,7 +60,7 @@ class ShardWork:
         if plan.job.capture.pool:
             self.seconds["pool"] = 0.0
         self._reads = ShardReads(
-            plan.job.directions,
+            plan.job.read_directions,
             text,
             assignment.before,
             {str(name): name.width for name in plan.names},
@@ -170,10 +173,10 @@ class ShardWork:
                 self._writer.table(DOCUMENTS, documents_table(self._documents(), self._plan.job.kept))
                 self._reads.finish()
                 states: list[tuple[Saved[Any], Mapping[str, Any]]] = [*zip(self._reductions, self._states)]
-                if self._plan.job.directions:
+                if self._plan.job.read_directions:
                     states.append((Concepts(), self._reads.states()))
                 self._writer.blob(STATES, save_states(states))
-                for direction, kept in self._reads.kept().items():
+                for direction, kept in {**self._reads.kept(), **self._embedded}.items():
                     self._writer.blob(examples_name(direction), examples_bytes(kept.keys, kept.states))
                 objects = self._writer.close()
         except Exception as error:

@@ -176,7 +176,7 @@ def directions(run: Run) -> Shown:
     for result in run.direction_results:
         settings = result.card["settings"]
         told = "not A" if settings["negative"] == "rest" else _values(settings["negative"])
-        lines.append(f"{result.name}: {settings['column']} {_values(settings['positive'])} against {told}")
+        lines.append(f"{result.name}: {settings['column'] or 'tokens'} {_values(settings['positive'])} against {told}")
         rows: list[tuple[str, ...]] = [("mode", "at", "A", "B", "norm", "AUROC", "accuracy", "Cohen's d", "status")]
         for mode, found in result.found.items():
             rows += [_direction(mode, at, direction) for at, direction in found.items()]
@@ -184,7 +184,10 @@ def directions(run: Run) -> Shown:
     return Shown("\n".join(lines[:-1]), [result.card for result in run.direction_results])
 
 
-def _values(values: Sequence[str] | None) -> str:
+def _values(values: Any) -> str:
+    """Of a group: values of its column, or tokens with their spaces."""
+    if isinstance(values, dict):
+        return "/".join(map(repr, values["tokens"]))
     return "nothing" if values is None else "/".join(values)
 
 

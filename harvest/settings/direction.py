@@ -1,4 +1,4 @@
-"""`[[directions]]`: one concept; which documents are its groups, and where their states are read."""
+"""`[[directions]]`: one concept; its groups are documents, whose states are read somewhere, or tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from harvest.records import Read
 from harvest.settings.base import MOST, Settings
 
 DIRECTION_NAME = r"^[A-Za-z0-9_.-]+$"
+EMBEDDINGS = ("input", "output")
 
 
 def _check_read(value: Any) -> Any:
@@ -35,12 +36,28 @@ def _check_reads(value: Any) -> Any:
 
 
 def _check_values(value: Any) -> Any:
-    """Group values as text; a whole number or a boolean of the job file means its text."""
+    """Group values as text; a whole number or a boolean of the job file means its text. Or a group of tokens."""
+    if isinstance(value, dict):
+        return _check_tokens(value)
     if not isinstance(value, list | tuple):
         return value
     if not value or not all(isinstance(one, str | int) for one in value):
         raise ValueError("allowed is a list of values, at least one; they compare as text")
     return tuple(dict.fromkeys(plain_text(one) for one in value))
+
+
+def _check_tokens(value: dict[str, Any]) -> dict[str, Any]:
+    """Texts or ids of single tokens, and the table whose rows they are."""
+    tokens, embedding = value.get("tokens") or (), value.get("embedding", "input")
+    texts = isinstance(tokens, list | tuple) and all(
+        (one and isinstance(one, str)) or type(one) is int for one in tokens
+    )
+    if not (texts and tokens) or embedding not in EMBEDDINGS or not set(value) <= {"tokens", "embedding"}:
+        raise ValueError(
+            "allowed are a list of values of the column, and {tokens = [' good', ' great']}: texts of one token each, "
+            "or token ids; with embedding = 'output' rows of the output embedding instead of the input's"
+        )
+    return {"tokens": tuple(tokens), "embedding": embedding}
 
 
 def plain_text(value: Any) -> str:
@@ -72,7 +89,7 @@ class DirectionSettings(Settings):
     column: str | None = Field(default=None, min_length=1)
     """Says which group a document is in."""
     positive: Values = None
-    """Its values in group A, as text."""
+    """Its values in group A, as text; or {tokens, embedding}: the group is tokens, and no document is read."""
     negative: OthersToo = None
     """Those of group B; `rest` for all others."""
     read: Annotated[Any, BeforeValidator(_check_reads)] = "last"
@@ -109,9 +126,10 @@ class DirectionSettings(Settings):
 
     @model_validator(mode="after")
     def _whole(self) -> DirectionSettings:
-        if isinstance(self.positive, dict) or isinstance(self.negative, dict):
-            return self
         where = f"direction {self.name!r}: "
+        if isinstance(self.positive, dict) or isinstance(self.negative, dict):
+            self._refuse_mixed(where)
+            return self
         if self.column is None or self.positive is None:
             raise ValueError(f"{where}column and positive say which documents are in group A; give both")
         if self.negative is None and self.modes != ("single_group",):
@@ -124,6 +142,37 @@ class DirectionSettings(Settings):
         if self.pair is not None and any(read.kind == "all" for read in self.reads):
             raise ValueError(f"{where}pair = {self.pair!r} with read = 'all': a pair has one state of each document")
         return self
+
+    def _refuse_mixed(self, where: str) -> None:
+        """What has no meaning where the groups are tokens."""
+        groups = [group for group in (self.positive, self.negative) if group is not None]
+        if not all(isinstance(group, dict) for group in groups) or self.positive is None:
+            raise ValueError(f"{where}positive and negative are both groups of tokens, or neither is")
+        if len({group["embedding"] for group in groups if isinstance(group, dict)}) > 1:
+            raise ValueError(f"{where}positive and negative are rows of one embedding; allowed is the same for both")
+        for setting in ("column", "read", "weight", "correct_only", "holdout", "examples"):
+            if getattr(self, setting) != type(self).model_fields[setting].default:
+                value = f"{setting} = {getattr(self, setting)!r}"
+                raise ValueError(
+                    f"{where}{value}: says something of documents, and groups of tokens read none; leave it out"
+                )
+        if self.negative is None and self.modes != ("single_group",):
+            raise ValueError(f"{where}negative: tokens of group B; only mode 'single_group' goes without")
+        if self.pair not in (None, "order"):
+            raise ValueError(f"{where}pair = {self.pair!r}: tokens have no columns; allowed is 'order'")
+        if "paired_rejection" in self.modes and self.pair is None:
+            raise ValueError(f"{where}mode 'paired_rejection' needs pair; allowed is 'order'")
+
+    @property
+    def embedding(self) -> str | None:
+        """`input` or `output`: the table whose rows the groups are; None where the groups are documents."""
+        return self.positive["embedding"] if isinstance(self.positive, dict) else None
+
+    @property
+    def tokens(self) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
+        """Of A and B, where there is an `embedding`."""
+        a, b = (group["tokens"] if isinstance(group, dict) else () for group in (self.positive, self.negative))
+        return a, b
 
     @property
     def reads(self) -> tuple[Read, ...]:
