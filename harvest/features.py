@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harvest.activations import as_tensor
 from harvest.errors import RequestError
 from harvest.records import ArraySpec, ShardRecord
 from harvest.reduce.pool import DocumentPool
@@ -16,6 +15,7 @@ from harvest.store import layout
 from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.tables import StoredTable
+from harvest.storedrows import StoredRows
 
 POOLS = ("mean", "last", "max")
 READ_BYTES = 8 << 20
@@ -38,8 +38,8 @@ def pooled_rows(
             spec = ArraySpec(rows=documents_with_rows(files, record), width=width, dtype="float32")
             parts.append(StoredArray(files, record.attempt, layout.pooled_name(pool, name), spec).read(0, spec.rows))
         elif record.rows and layout.TOKENS in record.objects:
-            array = StoredArray(files, record.attempt, name, ArraySpec(rows=record.rows, width=width, dtype=dtype))
-            parts += _pooled_now(files, record, array, pool)
+            rows = StoredRows(files, record.attempt, name, ArraySpec(rows=record.rows, width=width, dtype=dtype))
+            parts += _pooled_now(files, record, rows, pool)
         elif record.rows:
             kept = f"it keeps {', '.join(stored)}" if stored else "it keeps no pools"
             raise RequestError(f"features({name!r}, {pool!r}): this run stores no rows (capture.store = false); {kept}")
@@ -56,14 +56,14 @@ def _inside(record: ShardRecord, path: str) -> str:
     return f"{layout.attempt_path(record.attempt)}/{path}"
 
 
-def _pooled_now(files: Files, record: ShardRecord, array: StoredArray, pool: str) -> Iterator[np.ndarray]:
+def _pooled_now(files: Files, record: ShardRecord, rows: StoredRows, pool: str) -> Iterator[np.ndarray]:
     tokens = StoredTable(files, _inside(record, layout.TOKENS))
-    pooled = DocumentPool([pool], array.spec.width)
-    step = max(1, READ_BYTES // array.grid.row_bytes)
+    pooled = DocumentPool([pool], rows.shape[1])
+    step = max(1, READ_BYTES // rows.row_bytes)
     for start in range(0, record.rows, step):
         stop = min(start + step, record.rows)
         document = tokens.read(["document"], start, stop).column("document").to_numpy()
-        for found in pooled.update(as_tensor(array.read(start, stop), array.dtype), document):
+        for found in pooled.update(rows.read(start, stop), document):
             yield found[pool]
     for found in pooled.finish():
         yield found[pool]

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from harvest.activations import TORCH_DTYPES, Activations, Parts, row_numbers
+from harvest.activations import Activations, row_numbers
 from harvest.batches import Batches
 from harvest.directions import Named, Result, compute, stored
 from harvest.errors import NotBuiltError, RequestError
 from harvest.features import labels_of, pooled_rows
+from harvest.rawrows import Parts
 from harvest.records import ShardRecord
 from harvest.reduce.direction import Direction
 from harvest.reduce.moments import NameStatistics
@@ -29,6 +30,7 @@ from harvest.store.files import Files
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 from harvest.store.tables import StoredTable, concat_documents
+from harvest.storedrows import TORCH_DTYPES
 from harvest.tokens import TokenRows
 
 
@@ -57,7 +59,7 @@ class Run:
         """Every shard is committed."""
         self.shards: list[ShardRecord] = list(ledger.records().values())
         """Commit records in dataset order."""
-        self._parts = Parts(files, self.shards)
+        self._parts = Parts([(files, self.shards)])
         self._tokens = TokenRows(self._parts, spans=bool(record.plan["resolved"].get("spans")))
         self._activations: dict[str, Activations] = {}
 

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from harvest.activations import as_tensor
 from harvest.reduce.base import Block, Reduction, StateFile
 from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
 from harvest.reduce.pool import DocumentPool, Pooled
 from harvest.store.arrays import StoredArray
+from harvest.storedrows import StoredRows
 
 SCAN_BYTES = 8 << 20
 """Of an array, at a time."""
 REDUCTIONS: dict[str, Reduction[Any]] = {"moments": Moments(), "health": Health()}
+INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 LIKE_SUMS = 1e-9
 """Relative: float64 sums in another grouping differ by 1e-16 times some thousand rows; a lost row by one part in n."""
 LIKE_MEANS = 2.0**-22
@@ -54,30 +55,29 @@ class Scan:
 
 
 def scan_rows(
-    array: StoredArray,
+    stored: StoredRows,
     special: np.ndarray | None,
     kind: str | None,
     document: np.ndarray | None = None,
     pools: Mapping[str, StoredArray] | None = None,
 ) -> Scan:
-    """Reads the array once, a few MiB at a time.
+    """Reads the rows once, a few MiB at a time.
 
     `special` bool [n], None where it is not known; `kind` of the sums to make again, `health` where they cannot be.
     `document` int64 [n], rising, with `pools`: pool -> its stored array, one row for each document.
     """
     kind = kind if kind is not None and special is not None else "health"
     reduction = REDUCTIONS[kind]
-    n, width = array.shape
+    n, width = stored.shape
     flags = np.zeros(n, bool) if special is None else special
     sums = reduction.zero()
     pooled = _Pools(pools or {}, width)
     odd, zero, same, flat = (np.zeros(n, bool) for _ in range(4))
-    step = max(1, SCAN_BYTES // (width * array.numpy_dtype.itemsize))
+    step = max(1, SCAN_BYTES // stored.row_bytes)
     last = None
     for start in range(0, n, step):
         stop = min(start + step, n)
-        raw = array.read(start, stop)
-        rows = as_tensor(raw, array.dtype)
+        rows = stored.read(start, stop)
         nowhere = np.zeros(stop - start, np.int64)  # these sums do not ask where a row is from
         block = Block(rows=rows, special=flags[start:stop], document=nowhere, position=nowhere.astype(np.int32))
         before, sums = sums.non_finite_values, reduction.update(sums, block)
@@ -85,7 +85,7 @@ def scan_rows(
             odd[start:stop] = ~torch.isfinite(rows).all(dim=1).numpy()
         if pools and document is not None:
             pooled.compare(pooled.pool.update(rows, document[start:stop]))
-        bits = raw.view(f"u{raw.itemsize}")
+        bits = rows.view(INTEGERS[rows.dtype]).numpy().view(f"u{rows.dtype.itemsize}")
         zero[start:stop], same[start:stop], flat[start:stop] = _odd_rows(bits, last)
         last = bits[-1].copy()
     pooled.compare(pooled.pool.finish())

@@ -21,6 +21,7 @@ from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
 from harvest.store.tables import StoredTable, keys_digest, tokens_schema
+from harvest.storedrows import StoredRows
 from harvest.text.reasons import NON_FINITE
 
 READ_BYTES = 8 << 20
@@ -169,7 +170,7 @@ class ShardCheck:
                     yield self._finding(inside, bare(error))
         scan, inside = None, layout.array_path(name)
         if layout.TOKENS in self._record.objects:
-            if self._is_broken(inside):
+            if self._is_broken(inside) or self._is_broken(layout.array_path(layout.scale_name(name))):
                 return
             try:
                 scan = self._scan(name, tokens, None if states is None else kind_of(states), pools)
@@ -192,24 +193,22 @@ class ShardCheck:
 
     def _pooled(self, pool: str, name: str, rows: int) -> StoredArray:
         """A pooled array that is there in full, with a row for each document that has some."""
-        return self._array(layout.pooled_name(pool, name), rows, self._run.plan["names"][name]["width"], "float32")
-
-    def _array(self, name: str, rows: int, width: int, dtype: str) -> StoredArray:
-        array = StoredArray(self._files, self._record.attempt, name, ArraySpec(rows=rows, width=width, dtype=dtype))
-        for number in range(array.grid.objects):
-            array.check_object(number)
-            array.check_index(number)
-        return array
+        spec = ArraySpec(rows=rows, width=self._run.plan["names"][name]["width"], dtype="float32")
+        stored = StoredRows(self._files, self._record.attempt, layout.pooled_name(pool, name), spec)
+        stored.check()
+        return stored.arrays[0]
 
     def _scan(self, name: str, tokens: Tokens | None, kind: str | None, pools: Mapping[str, StoredArray]) -> Scan:
         plan = self._run.plan
         rows = self._record.rows
-        array = self._array(name, rows, plan["names"][name]["width"], plan["resolved"]["store_dtype"])
+        spec = ArraySpec(rows=rows, width=plan["names"][name]["width"], dtype=plan["resolved"]["store_dtype"])
+        stored = StoredRows(self._files, self._record.attempt, name, spec)
+        stored.check()
         if tokens is None or len(tokens["document"]) != rows:
-            return scan_rows(array, None, kind)
+            return scan_rows(stored, None, kind)
         documents = 1 + int(np.count_nonzero(np.diff(tokens["document"]))) if rows else 0
-        fitting = {pool: stored for pool, stored in pools.items() if stored.shape[0] == documents}
-        return scan_rows(array, tokens["special"], kind, tokens["document"], fitting)
+        fitting = {pool: array for pool, array in pools.items() if array.shape[0] == documents}
+        return scan_rows(stored, tokens["special"], kind, tokens["document"], fitting)
 
     def _counts(self, name: str, inside: str, scan: Scan) -> Iterator[Finding]:
         told = (self._record.non_finite.get(name, 0), self._record.zero_rows.get(name, 0))

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harvest.activations import Parts
 from harvest.errors import RequestError
+from harvest.rawrows import Parts
 from harvest.records import DOCUMENTS_PER_FILE
 from harvest.store import layout
 from harvest.store.tables import StoredTable, tokens_schema
@@ -75,7 +75,7 @@ class TokenRows:
 
     def _table(self, part: int) -> StoredTable:
         record = self._parts.records[part]
-        return StoredTable(self._parts.files, f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
+        return StoredTable(self._parts.files[part], f"{layout.attempt_path(record.attempt)}/{layout.TOKENS}")
 
 
 def _ids(documents: Any) -> np.ndarray:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from harvest.activations import TORCH_DTYPES
 from harvest.errors import WorkError
+from harvest.storedrows import TORCH_DTYPES
 
 EXACT = {
     "float32": ("float32",),

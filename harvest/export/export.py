@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from harvest.activations import TORCH_DTYPES
 from harvest.errors import RequestError
 from harvest.export.activault import ACTIVAULT
 from harvest.export.card import make_card, readme
@@ -29,6 +28,7 @@ from harvest.export.safetensors import SAFETENSORS
 from harvest.export.selection import Column, Selected, choose_units
 from harvest.export.zarr import ZARR
 from harvest.reader import Run, open_run
+from harvest.storedrows import TORCH_DTYPES
 
 FORMATS: dict[str, Format] = {
     "npy": NPY,

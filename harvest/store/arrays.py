@@ -117,7 +117,7 @@ class StoredArray:
                 raise DamageError(f"{self.files.url}/{path}: inner chunk {chunk} cannot be read ({error})") from None
             return data.view(self.numpy_dtype).reshape(self.grid.inner, self.spec.width)
 
-        return self._decoded.get((self.path, number, chunk), decode)
+        return self._decoded.get((self.files.url, self.path, number, chunk), decode)
 
     def object_rows(self, number: int) -> np.ndarray | None:
         """The rows of object `number`, [n, width], mapped read-only; None where they cannot be."""

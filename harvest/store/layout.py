@@ -80,6 +80,11 @@ def pooled_name(pool: str, name: str) -> str:
     return f"{POOLED}/{pool}/{name}"
 
 
+def scale_name(name: str) -> str:
+    """What the array of a name's scales is called where its rows are int8: one float32 per row."""
+    return f"{name}.scale"
+
+
 def examples_name(direction: str) -> str:
     """Within an attempt: the examples of a direction."""
     return f"examples-{direction}.arrow"
