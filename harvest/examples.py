@@ -17,6 +17,7 @@ from harvest.records import ShardExamples, ShardText, SortWindow
 from harvest.reduce.concepts import COARSEST, Concepts, ConceptState
 from harvest.reduce.labels import Labels, make_labels, order_pairs
 from harvest.reduce.pool import DocumentPool
+from harvest.reduce.project import Projection
 from harvest.reduce.sample import ExampleKeys, held_out, join_keys, smallest
 from harvest.settings.direction import DirectionSettings
 
@@ -74,10 +75,8 @@ class _Reading:
         self._place = np.full(len(found), -1, np.int64)
         self._place[self.chosen] = np.arange(len(self.chosen))
         self.kept = {name: np.zeros((len(self.chosen), width), np.float32) for name, width in widths.items()}
-        pool = found.read.pool
-        self._pools = (
-            {} if pool is None else {name: DocumentPool([pool], width, np.float64) for name, width in widths.items()}
-        )
+        self._pools = {name: pool for name, width in widths.items() if (pool := _pool(found, width)) is not None}
+        """Where an example has several rows."""
         self._given = 0
         """Examples with rows whose pooled state is out."""
 
@@ -135,6 +134,13 @@ class _Reading:
             None if pair is None else [pair[i] for i in examples.tolist()],
             rows=len(examples),
         )
+
+
+def _pool(found: ShardExamples, width: int) -> DocumentPool | Projection | None:
+    """What makes one state of an example's rows at a name; None where a row is one."""
+    if found.context_first is not None:
+        return Projection(width, found.context_first[np.unique(found.owner)])
+    return None if found.read.pool is None else DocumentPool([found.read.pool], width, np.float64)
 
 
 def _joined(found: Any, width: int) -> torch.Tensor:

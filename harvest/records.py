@@ -146,15 +146,19 @@ class Read:
     """Where a direction reads the state of a document."""
 
     kind: str
-    """`at` one token, `all` (each is an example), `mean` over the document, or `span`."""
+    """`at` one token, `on` (at one token, along the state at another), `all` (each is an example), `mean` over the
+    document, or `span`."""
     index: int = 0
-    """Of the token, for `at`; negative from the end."""
+    """Of the token, for `at` and `on`; negative from the end."""
+    on: int = 0
+    """Of the token whose state is the context, for `on`."""
     span: str = ""
     """Its name, for `span`."""
     pool: str | None = None
     """`mean`, `last` or `max`, where several rows make one state."""
     label: str = ""
-    """What follows `@` in the name where there are several reads: `-3`, `last`, `answer.mean`; empty for a single."""
+    """What follows `@` in the name where there are several reads: `-3`, `last`, `answer.mean`, `-1.on.5`; empty for a
+    single one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +184,8 @@ class ShardExamples:
     """int64 [m], rising: the captured rows that the states are made of."""
     owner: np.ndarray
     """int64 [m], rising: the example that each of them belongs to. One without a row has no state: NaN."""
+    context_first: np.ndarray | None = None
+    """bool [n], of a read `on` another token: that one, the context, comes before the state. None for other reads."""
     unknown: int = 0
     """Documents of neither group."""
 

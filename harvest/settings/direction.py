@@ -16,13 +16,19 @@ EMBEDDINGS = ("input", "output")
 def _check_read(value: Any) -> Any:
     if value in ("last", "first", "mean", "all") or (type(value) is int and abs(value) < 2**31):
         return value
-    if isinstance(value, dict) and set(value) <= {"span", "pool"} and isinstance(value.get("span"), str):
+    if isinstance(value, dict) and set(value) == {"at", "on"}:
+        places = {key: -1 if place == "last" else 0 if place == "first" else place for key, place in value.items()}
+        if all(type(place) is int and abs(place) < 2**31 for place in places.values()) and places["at"] != places["on"]:
+            return places
+    elif isinstance(value, dict) and set(value) <= {"span", "pool"} and isinstance(value.get("span"), str):
         read = {"span": value["span"], "pool": value.get("pool", "mean")}
         if read["span"] and read["pool"] in ("mean", "last", "max"):
             return read
+    told = f"{value!r:.100}: " if isinstance(value, dict) else ""  # what else is wrong is shown by the caller
     raise ValueError(
-        "allowed are 'last', 'first', 'mean', 'all', a whole number (negative from the end), "
-        "{span = 'answer', pool = 'mean'} (or 'last', 'max'), and a list of these"
+        f"{told}allowed are 'last', 'first', 'mean', 'all', a whole number (negative from the end), "
+        "{span = 'answer', pool = 'mean'} (or 'last', 'max'), {at = -1, on = 0} (the state at one token along that at "
+        "another), and a list of these"
     )
 
 
@@ -54,8 +60,8 @@ def _check_tokens(value: dict[str, Any]) -> dict[str, Any]:
     )
     if not (texts and tokens) or embedding not in EMBEDDINGS or not set(value) <= {"tokens", "embedding"}:
         raise ValueError(
-            "allowed are a list of values of the column, and {tokens = [' good', ' great']}: texts of one token each, "
-            "or token ids; with embedding = 'output' rows of the output embedding instead of the input's"
+            f"{value!r:.100}: allowed are a list of values of the column, and {{tokens = [' good', ' great']}}: texts of "
+            "one token each, or token ids; with embedding = 'output' rows of the output embedding, not the input's"
         )
     return {"tokens": tuple(tokens), "embedding": embedding}
 
@@ -93,7 +99,7 @@ class DirectionSettings(Settings):
     negative: OthersToo = None
     """Those of group B; `rest` for all others."""
     read: Annotated[Any, BeforeValidator(_check_reads)] = "last"
-    """`last`, `first`, `mean`, `all`, an int, {span, pool}, or a tuple of these."""
+    """`last`, `first`, `mean`, `all`, an int, {span, pool}, {at, on}, or a tuple of these."""
     modes: Annotated[tuple[Mode, ...], Field(strict=False, min_length=1)] = ("mean_difference",)
     pair: str | None = None
     """`order`, or `column:NAME`."""
@@ -179,9 +185,7 @@ class DirectionSettings(Settings):
         """Where states are read; those of a list have labels."""
         if not isinstance(self.read, tuple):
             return (_read(self.read, ""),)
-        return tuple(
-            _read(one, f"{one['span']}.{one['pool']}" if isinstance(one, dict) else str(one)) for one in self.read
-        )
+        return tuple(_read(one, _label(one)) for one in self.read)
 
     @property
     def pair_column(self) -> str | None:
@@ -205,7 +209,16 @@ class DirectionSettings(Settings):
         return tuple(dict.fromkeys(column for column in given if column is not None))
 
 
+def _label(read: Any) -> str:
+    """What follows `@` where it is one of several."""
+    if isinstance(read, dict):
+        return f"{read['at']}.on.{read['on']}" if "at" in read else f"{read['span']}.{read['pool']}"
+    return str(read)
+
+
 def _read(read: Any, label: str) -> Read:
+    if isinstance(read, dict) and "at" in read:
+        return Read(kind="on", index=read["at"], on=read["on"], label=label)
     if isinstance(read, dict):
         return Read(kind="span", span=read["span"], pool=read["pool"], label=label)
     if read in ("mean", "all"):

@@ -130,6 +130,8 @@ class Places:
     """int64 [m], rising."""
     owner: np.ndarray
     """int64 [m], rising: the example of each of these tokens."""
+    context_first: np.ndarray | None = None
+    """bool [n]: as in ShardExamples."""
 
     def examples(self, flat: Flat, row: np.ndarray) -> ShardExamples:
         """The same in captured rows; `row` int64 [N]: of each token."""
@@ -148,6 +150,7 @@ class Places:
             held_out=None if settings.holdout_column is None else np.array([bool(label.held_out) for label in labels]),
             rows=row[self.token],
             owner=self.owner,
+            context_first=self.context_first,
             unknown=self.labels.unknown,
         )
 
@@ -161,12 +164,20 @@ def places(
     """
     slot = np.array(labels.slot, np.int64)
     for read in labels.settings.reads:
-        if read.kind == "at":
+        context_first = None
+        if read.kind in ("at", "on"):
             length = np.append(flat.lengths, 0)[slot]  # -1 finds the 0
-            at = length + read.index if read.index < 0 else np.full(len(slot), read.index)
+            at = _places(read.index, length)
             there = (at >= 0) & (at < length)
+            if read.kind == "on":
+                on = _places(read.on, length)
+                there &= (on >= 0) & (on < length) & (on != at)
+                context_first = on < at
             owner = np.flatnonzero(there)
             token = flat.bounds[slot[owner]] + at[owner]
+            if read.kind == "on":
+                both = np.stack([token, flat.bounds[slot[owner]] + on[owner]], axis=1)
+                token, owner = np.sort(both, axis=1).reshape(-1), np.repeat(owner, 2)
         else:
             token, owner = _several(read, slot, flat, spans, excluded)
             there = np.isin(np.arange(len(slot)), owner)
@@ -177,7 +188,19 @@ def places(
         if read.kind == "all":  # each token stands for itself
             yield Places(labels=labels, read=read, member=owner, token=token, owner=np.arange(len(owner)))
         else:
-            yield Places(labels=labels, read=read, member=np.arange(len(slot)), token=token, owner=owner)
+            yield Places(
+                labels=labels,
+                read=read,
+                member=np.arange(len(slot)),
+                token=token,
+                owner=owner,
+                context_first=context_first,
+            )
+
+
+def _places(index: int, length: np.ndarray) -> np.ndarray:
+    """int64 [n]: a place counted from the front or the end of documents of these lengths; it may lie outside."""
+    return length + index if index < 0 else np.full(len(length), index)
 
 
 def _several(
@@ -199,5 +222,9 @@ def _several(
 
 
 def _lack(settings: DirectionSettings, read: Read, length: int) -> UnusableError:
-    what = f"position {read.index} of {length} tokens" if read.kind == "at" else f"no token in span {read.span}"
+    what = f"no token in span {read.span}"
+    if read.kind == "at":
+        what = f"position {read.index} of {length} tokens"
+    elif read.kind == "on":
+        what = f"position {read.index} on position {read.on} of {length} tokens, which must be two tokens"
     return UnusableError(reasons.no_example(settings.name), f"read: {what}")
