@@ -60,8 +60,8 @@ def _check_tokens(value: dict[str, Any]) -> dict[str, Any]:
     )
     if not (texts and tokens) or embedding not in EMBEDDINGS or not set(value) <= {"tokens", "embedding"}:
         raise ValueError(
-            f"{value!r:.100}: allowed are a list of values of the column, and {{tokens = [' good', ' great']}}: texts of "
-            "one token each, or token ids; with embedding = 'output' rows of the output embedding, not the input's"
+            f"{value!r:.100}: allowed are a list of values of the column, and {{tokens = [' good', ' great']}}: texts "
+            "of one token each, or token ids; with embedding = 'output' rows of the output embedding, not the input's"
         )
     return {"tokens": tuple(tokens), "embedding": embedding}
 
