@@ -32,7 +32,7 @@ def quantise(rows: torch.Tensor) -> torch.Tensor:
 
 def _scales_of(rows: torch.Tensor) -> torch.Tensor:
     low, high = rows.aminmax(dim=1)
-    largest = torch.maximum(-low, high)
+    largest = torch.maximum(low.abs(), high.abs())
     scale = largest / LEVELS
     scale = torch.where((scale == 0) & (largest > 0), SMALLEST, scale)
     scale = torch.where(torch.isinf(scale * LEVELS), torch.nextafter(scale, torch.zeros(())), scale)

@@ -32,6 +32,7 @@ from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork, non_finite_rows
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
+from harvest.storedrows import read_dtype
 from harvest.text.batch import batching_of, unpadded
 from harvest.tokengroups import embedded, holds_embeddings
 
@@ -89,7 +90,7 @@ class Pipeline:
         self.reductions: list[Reduction[Any]] = [Moments() if plan.job.statistics.moments else Health()]
         self._buffers = Buffers(
             {str(name): name.width for name in plan.names},
-            getattr(torch, plan.resolved.store_dtype),
+            read_dtype(plan.resolved.store_dtype),
             pinned=plan.resolved.device == "cuda",
         )
         self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
@@ -197,13 +198,17 @@ class Pipeline:
         with work.clock("forward"):
             capture.wait()
         with work.clock("reduce"):
+            work.round(window, rows)
             sums = work.reduced(window, rows)
         if not work.all_finite(sums, rows):
+            again = list(unpadded(window.batches, non_finite_rows(rows)))
             with work.clock("forward"):
-                for batch in unpadded(window.batches, non_finite_rows(rows)):
+                for batch in again:
                     capture(batch, rows)
                 capture.wait()
             with work.clock("reduce"):
+                for batch in again:
+                    work.round(window, rows, batch.rows)
                 sums = work.reduced(window, rows)
         with work.clock("reduce"):
             work.add(sums, window, rows)

@@ -36,7 +36,7 @@ SORT_WINDOW_BYTES = 256 * 2**20
 """Rows that are sorted by length among themselves; two such windows are in memory at a time."""
 UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
 """Settings that may differ on resume, besides all of `run`: they change no stored value."""
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +131,23 @@ def make_plan(
     found = _describe(job, model, tokenizer, device)
     tokeniser = _tokeniser(job, found)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
-    bytes_per_row = sum(name.width for name in found.names) * ITEMSIZE[store_dtype]
-    bytes_per_state = sum(name.width for name in found.names) * ITEMSIZE["float32"]
+    _refuse_taken_scales(found.names, store_dtype)
+    bytes_per_row = sum(row_bytes(name.width, store_dtype) for name in found.names)
+    bytes_per_state = sum(row_bytes(name.width, "float32") for name in found.names)
+    bytes_per_captured = bytes_per_state if store_dtype == "int8" else bytes_per_row
     bytes_per_example = bytes_per_state * _kept_states(job)
     bytes_per_document = bytes_per_state * len(job.capture.pool or ()) + bytes_per_example
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
-    resolved = _resolve(job, found, store_dtype, bytes_per_row, shard)
+    resolved = _resolve(job, found, store_dtype, bytes_per_captured, shard)
     memory = worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
-        bytes_per_row=bytes_per_row,
+        bytes_per_row=bytes_per_captured,
         tokens_per_batch=resolved.tokens_per_batch,
         weight_bytes=found.weight_bytes,
         examples_bytes=2 * shard * bytes_per_example,
+        chunks_bytes=0 if job.store.compression == "none" else len(found.names) * resolved.chunk_bytes,
     )
     plan = Plan(
         job=job,
@@ -176,7 +179,12 @@ def make_plan(
     return plan
 
 
-def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_row: int, shard: int) -> Resolved:
+def row_bytes(width: int, dtype: str) -> int:
+    """Of a stored row of one name, before compression; int8 has a scale beside it."""
+    return width * ITEMSIZE[dtype] + (ITEMSIZE["float32"] if dtype == "int8" else 0)
+
+
+def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_captured: int, shard: int) -> Resolved:
     return Resolved(
         dtype=found.dtype,
         device=found.device.partition(":")[0],
@@ -185,7 +193,7 @@ def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_row: int, shar
         switches=found.switches,
         batching=_batching(job, found),
         tokens_per_batch=_tokens_per_batch(job, found.device),
-        rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_row),
+        rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_captured),
         shard_documents=shard,
         store_dtype=store_dtype,
         chunk_bytes=int(job.store.chunk_mb * 2**20),
@@ -201,8 +209,6 @@ def refuse_unbuilt(job: Job) -> None:
     unbuilt: list[tuple[str, bool, str]] = [
         ("answers", bool(job.answers), "leave it out"),
         ("data.contrast", job.data.contrast is not None, "leave it out"),
-        ("store.dtype", job.store.dtype == "int8", "allowed are float32, float16 and bfloat16"),
-        ("store.compression", job.store.compression != "none", "allowed is 'none'"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
     ]
     if not (job.capture.store or job.capture.pool or job.statistics.moments or job.directions):
@@ -229,6 +235,17 @@ def _refuse_unbuilt_direction(direction: DirectionSettings) -> None:
         if asked:
             value = f"{key} = {getattr(direction, key)!r}"
             raise NotBuiltError(f"direction {direction.name!r}: {value}: not built in this version; {allowed}")
+
+
+def _refuse_taken_scales(names: Sequence[Name], store_dtype: str) -> None:
+    """A module may be called `scale`."""
+    taken = {str(name) for name in names}
+    for name in names if store_dtype == "int8" else ():
+        if f"{name}.scale" in taken:
+            raise RequestError(
+                f"store.dtype = 'int8': the scales of {name} would be called {name}.scale, which is captured, too; "
+                "allowed with these names are float32, float16 and bfloat16"
+            )
 
 
 def _kept_states(job: Job) -> int:

@@ -14,6 +14,7 @@ import torch
 from harvest.buffers import Rows
 from harvest.environment import environment
 from harvest.examples import KeptExamples, ShardReads
+from harvest.int8 import DECODING, codes_of, quantise
 from harvest.plan import Plan
 from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Block, Reduction, Saved, save_states
@@ -22,7 +23,7 @@ from harvest.reduce.pool import DocumentPool, Pooled
 from harvest.store.attempt import AttemptWriter
 from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
-from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name
+from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name, scale_name
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 from harvest.text.reasons import NON_FINITE
 
@@ -69,6 +70,8 @@ class ShardWork:
         self._stored_before = None if text.stored is None else np.concatenate([[0], np.cumsum(text.stored)])
         """Stored rows before each captured one; None where they are the same."""
         pools = plan.job.capture.pool or ()
+        self._scales: dict[int, dict[str, torch.Tensor]] = {}
+        """First row of a window that is not yet written -> name -> float32 [rows], where rows are stored as int8."""
         self._pools = {str(name): DocumentPool(pools, name.width) for name in plan.names} if pools else {}
         self.stores_rows = plan.job.capture.store
         self._writer = AttemptWriter(
@@ -82,6 +85,22 @@ class ShardWork:
     def clock(self, stage: str) -> Clock:
         """A context that adds its busy seconds to the stage's."""
         return Clock(self.seconds, stage)
+
+    def round(self, window: SortWindow, rows: Rows, at: np.ndarray | None = None) -> None:
+        """Makes of a window's rows, in place, what the store will give back; of those at int64 [k], or of all.
+
+        int8 rounds, and what is reduced and read are rows as stored; every other dtype they have already.
+        """
+        if self._plan.resolved.store_dtype != "int8":
+            return
+        if at is None:
+            self._scales[window.first_row] = {name: quantise(block) for name, block in rows.items()}
+            return
+        index = torch.from_numpy(at)
+        for name, block in rows.items():
+            some = block.index_select(0, index)
+            self._scales[window.first_row][name].index_copy_(0, index, quantise(some))
+            block.index_copy_(0, index, some)
 
     def reduced(self, window: SortWindow, rows: Rows) -> Sums:
         """Every sum with a window's rows, as stored and in dataset order, on top; `add` makes it count."""
@@ -133,10 +152,11 @@ class ShardWork:
         """
         try:
             at, stored = self._stored(window, rows)
+            scales = self._stored(window, self._scales.pop(window.first_row, {}))[1]
             if self._error is None and self.stores_rows:
                 with self.clock("write"):
                     for name, block in stored.items():
-                        self._writer.append(name, as_numpy(block))
+                        self._append(name, block, scales.get(name))
             if self._error is None and self._pools:
                 with self.clock("pool"):
                     for name, pool in self._pools.items():
@@ -145,6 +165,13 @@ class ShardWork:
             self._error = error
         finally:
             give_back(rows)
+
+    def _append(self, name: str, rows: torch.Tensor, scales: torch.Tensor | None) -> None:
+        if scales is None:
+            self._writer.append(name, as_numpy(rows))
+        else:
+            self._writer.append(name, codes_of(rows, scales).numpy())
+            self._writer.append(scale_name(name), scales[:, None].numpy())
 
     def _append_pooled(self, name: str, found: Iterable[Pooled]) -> None:
         for pooled in found:
@@ -239,18 +266,31 @@ def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:
     """What a shard's arrays are, before they are written: one row per stored token, and per document with rows."""
     specs = {}
     documents = sum(row.rows > 0 for row in text.documents)
+    pools = plan.job.capture.pool or ()
     for name in plan.names:
         about = {"model": plan.job.model.name, "site": name.site, "layer": name.layer, "module": name.module}
-        if plan.job.capture.store:
-            dtype = plan.resolved.store_dtype
-            specs[str(name)] = ArraySpec(
-                rows=len(text.tokens), width=name.width, dtype=dtype, attributes={**about, "dtype": dtype}
-            )
-        for pool in plan.job.capture.pool or ():
-            specs[pooled_name(pool, str(name))] = ArraySpec(
-                rows=documents, width=name.width, dtype="float32", attributes={**about, "pool": pool}
+        arrays = _arrays_of(str(name), name.width, plan.resolved.store_dtype) if plan.job.capture.store else []
+        arrays += [(pooled_name(pool, str(name)), name.width, "float32", {"pool": pool}) for pool in pools]
+        for label, width, dtype, more in arrays:
+            specs[label] = ArraySpec(
+                rows=documents if "pool" in more else len(text.tokens),
+                width=width,
+                dtype=dtype,
+                compression=plan.job.store.compression,
+                attributes={**about, "dtype": dtype, **more},
             )
     return specs
+
+
+def _arrays_of(name: str, width: int, dtype: str) -> list[tuple[str, int, str, dict[str, str]]]:
+    """(name, width, dtype, attributes) of the arrays that hold a name's rows, and how they are decoded."""
+    if dtype != "int8":
+        return [(name, width, dtype, {})]
+    scale = scale_name(name)
+    return [
+        (name, width, dtype, {"scale": scale, "decoding": DECODING}),
+        (scale, 1, "float32", {"scale_of": name}),
+    ]
 
 
 def non_finite_rows(rows: Rows) -> np.ndarray:

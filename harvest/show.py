@@ -27,8 +27,11 @@ class Shown:
 
 def plan(plan: Plan) -> Shown:
     """What a job will do and need."""
+    from harvest.plan import row_bytes  # a plan is there, so it is loaded
+
     estimate, resolved = plan.estimate, plan.resolved
-    size = {str(name): name.width * estimate.bytes_per_row // sum(n.width for n in plan.names) for name in plan.names}
+    size = {str(name): row_bytes(name.width, resolved.store_dtype) for name in plan.names}
+    compressed = "" if plan.job.store.compression == "none" else " before compression"
     data = {
         "documents": estimate.documents,
         "tokens": estimate.tokens,
@@ -48,7 +51,7 @@ def plan(plan: Plan) -> Shown:
         ("documents", _count(estimate.documents)),
         ("tokens", f"about {_count(estimate.tokens)}, windows of at most {resolved.context}"),
         ("rows", f"about {_count(estimate.rows)}, {_bytes(estimate.bytes_per_row)} each as {resolved.store_dtype}"),
-        ("store", f"about {_bytes(estimate.store_bytes)} ({_bytes(estimate.free_bytes)} free)"),
+        ("store", f"about {_bytes(estimate.store_bytes)}{compressed} ({_bytes(estimate.free_bytes)} free)"),
         ("memory", f"at most {_bytes(estimate.memory_bytes)} a worker"),
         ("shards", f"{_count(estimate.shards)} of {resolved.shard_documents:,} source rows"),
         ("threads", str(resolved.threads)),

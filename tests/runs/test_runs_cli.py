@@ -189,8 +189,6 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
         (["run.storage.endpoint_url=http://x"], ("run.storage.endpoint_url",)),
         (["run.workers=2", "run.executor=inline"], ("run.workers = 2", "'auto' and 'ray'")),
         (["run.path='memory://run'", "run.workers=2"], ("memory://run", "inline")),
-        (["store.dtype=int8"], ("store.dtype", "not built")),
-        (["store.compression=zstd"], ("store.compression", "not built")),
         (["tokens.batching=stacked"], ("tokens.batching", "stacked", "packed")),
         (['capture.pool=["median"]'], ("capture.pool", "median", "mean")),
         (["statistics.covariance=true"], ("statistics.covariance", "not built")),
