@@ -22,7 +22,6 @@ from harvest.errors import DamageError, RequestError
 from harvest.examples import keeps_examples, labelled
 from harvest.records import ShardRecord
 from harvest.reduce.compare import best_name, cross_validated, shuffled_control
-from harvest.reduce.concepts import Concepts, ConceptState, ConceptTotal
 from harvest.reduce.direction import SUMS, Counts, Direction, of_sums, undefined
 from harvest.reduce.evaluate import Evaluation, evaluate
 from harvest.reduce.examples import Examples, ready
@@ -31,7 +30,7 @@ from harvest.reduce.labels import make_labels
 from harvest.reduce.sample import ExampleKeys, smallest
 from harvest.reduce.saved import card_bytes, read_directions, vectors_bytes
 from harvest.settings.direction import DirectionSettings
-from harvest.states import open_states
+from harvest.states import Merged, MergedSums, merged_sums
 from harvest.store import layout
 from harvest.store.examples import StoredExamples
 from harvest.store.files import Files
@@ -69,10 +68,10 @@ def settings_of(run: RunRecord) -> list[DirectionSettings]:
     return [DirectionSettings.model_validate(told) for told in run.job.get("directions") or ()]
 
 
-def write_directions(files: Files, run: RunRecord, records: Sequence[ShardRecord]) -> dict[str, str]:
+def write_directions(files: Files, run: RunRecord, records: Sequence[ShardRecord], sums: MergedSums) -> dict[str, str]:
     """Computes and writes every direction; path -> hash of what is there now."""
     written = {}
-    for result in compute(files, run, records):
+    for result in compute(files, run, records, sums):
         for kind, blob in (("safetensors", vectors_bytes(result.found)), ("json", card_bytes(result.card))):
             path = layout.direction_path(result.name, kind)
             files.replace(path, blob)
@@ -103,19 +102,18 @@ def stored(files: Files, run: RunRecord) -> Iterator[Result]:
         yield Result(name=settings.name, found=read_directions(blobs[0], card, where), card=card)
 
 
-def compute(files: Files, run: RunRecord, records: Sequence[ShardRecord]) -> Iterator[Result]:
-    """The directions of the committed shards, given in dataset order."""
-    directions = settings_of(run)
-    if not directions:
-        return
-    names = list(run.plan["resolved"]["names"])
-    sums = _merged(files, records, [one for one in directions if one.embedding is None], names)
+def compute(
+    files: Files, run: RunRecord, records: Sequence[ShardRecord], sums: MergedSums | None = None
+) -> Iterator[Result]:
+    """The directions of the committed shards, given in dataset order; merges their sums where nobody has yet."""
+    directions, names = settings_of(run), list(run.plan["resolved"]["names"])
+    sums = merged_sums(files, records, directions, names) if sums is None else sums
     with threadpool_limits(limits=1):  # the number of threads would show in the bits
         for settings in directions:
             if settings.embedding is not None:
                 yield _of_tokens(files, run, records, settings)
             else:
-                yield _Entry(files, run, records, settings, names, sums[settings.name]).result()
+                yield _Entry(files, run, records, settings, names, sums.of(settings.name)).result()
 
 
 def _of_tokens(files: Files, run: RunRecord, records: Sequence[ShardRecord], settings: DirectionSettings) -> Result:
@@ -132,37 +130,6 @@ def _of_tokens(files: Files, run: RunRecord, records: Sequence[ShardRecord], set
         "directions": [cards.entry(settings, at, of_mode[at], "exact", None) for of_mode in found.values()],
     }
     return Result(name=settings.name, found=found, card=card)
-
-
-# ---- sums ----------------------------------------------------------------------------------------------------------
-
-Merged = Mapping[str, ConceptState | str]
-"""Name with its read -> the sums of all shards, or why they cannot be added up."""
-
-
-def _merged(
-    files: Files, records: Sequence[ShardRecord], directions: Sequence[DirectionSettings], names: Sequence[str]
-) -> dict[str, Merged]:
-    """All sums in one pass over the shards; in memory is one total for each name, and what waits for a partner."""
-    keys = [(d.name, labelled(name, read.label)) for d in directions for read in d.reads for name in names]
-    totals = {key: ConceptTotal() for key in keys}
-    broken: dict[tuple[str, str], str] = {}
-    for record in records:
-        states = open_states(files, record)
-        for direction, at in keys:
-            try:
-                state = states.load(Concepts(), f"{direction}/{at}")
-            except KeyError:
-                raise DamageError(f"{files.url}/{layout.attempt_path(record.attempt)}: no sums of {at!r}") from None
-            try:
-                if (direction, at) not in broken:
-                    totals[direction, at].add(state)
-            except RequestError as error:  # a pair's third row, the others in another shard
-                broken[direction, at] = str(error)
-    return {
-        d.name: {at: broken.get((name, at)) or totals[name, at].state() for name, at in keys if name == d.name}
-        for d in directions
-    }
 
 
 # ---- examples ------------------------------------------------------------------------------------------------------

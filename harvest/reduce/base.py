@@ -101,7 +101,7 @@ class StateFile:
     """
 
     def __init__(self, read: Callable[[int, int], bytes | memoryview], where: str) -> None:
-        self._read, self._where = read, where
+        self._read, self.where = read, where
         head = self._bytes(0, 8)
         length = struct.unpack("<Q", head)[0]
         if length > 100_000_000:  # the limit of the safetensors format itself
@@ -128,7 +128,7 @@ class StateFile:
         version = self._versions.get(reduction.kind)
         if version != str(reduction.version):
             raise DamageError(
-                f"{self._where}: {reduction.kind} states have version {version}; this program reads {reduction.version}"
+                f"{self.where}: {reduction.kind} states have version {version}; this program reads {reduction.version}"
             )
         return reduction.from_arrays({field: self._array(entry) for field, entry in fields.items()})
 
@@ -137,17 +137,17 @@ class StateFile:
             (start, stop), stored, shape = entry["data_offsets"], entry["dtype"], entry["shape"]
             dtype = DTYPES.get(stored)
             if dtype is None:
-                raise DamageError(f"{self._where}: a state holds {stored}; expected one of {', '.join(DTYPES)}")
+                raise DamageError(f"{self.where}: a state holds {stored}; expected one of {', '.join(DTYPES)}")
             data = self._bytes(self._start + start, stop - start)
             array: np.ndarray = np.frombuffer(data, dtype=dtype).reshape(shape)
         except (LookupError, TypeError, ValueError):
-            raise DamageError(f"{self._where}: the header of the state file is not ours") from None
+            raise DamageError(f"{self.where}: the header of the state file is not ours") from None
         return array
 
     def _bytes(self, start: int, length: int) -> bytes | memoryview:
         data = self._read(start, length)
         if len(data) != length:
-            raise DamageError(f"{self._where}: cut short: {length} bytes wanted at {start}, {len(data)} there")
+            raise DamageError(f"{self.where}: cut short: {length} bytes wanted at {start}, {len(data)} there")
         return data
 
 

@@ -282,9 +282,9 @@ def _refuse_repeats(state: ConceptState, waiting: Mapping[str, Waiting], done: s
 def _pairs_of(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Waiting], frozenset[str]]:
     text, ends = arrays["keys"].tobytes(), arrays["ends"].tolist()
     keys = [text[a:b].decode("utf-8", "surrogatepass") for a, b in zip([0, *ends], ends)]
-    rows = iter(arrays["rows"])
+    rows = iter(arrays["rows"])  # copied: a member that waits must not hold its shard's sums in memory
     members = [
-        Waiting(group=int(group), weight=weight, row=next(rows) if good else None)
+        Waiting(group=int(group), weight=weight, row=next(rows).copy() if good else None)
         for group, weight, good in arrays["waiting"].tolist()
     ]
     return dict(zip(keys, members)), frozenset(keys[len(members) :])
