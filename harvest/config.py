@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from harvest.errors import RequestError
 from harvest.settings.base import Settings
@@ -58,6 +58,22 @@ class Job(Settings):
             if name in names[:number]:  # each has a file, and some disks do not tell capitals apart
                 raise ValueError(f"direction {directions[number].name!r}: the name is taken; allowed is one for each")
         return directions
+
+    @model_validator(mode="after")
+    def _groups_of_their_own(self) -> Job:
+        for direction in self.directions:
+            where = f"direction {direction.name!r}: "
+            if direction.by_variant and self.data.contrast is None:
+                raise ValueError(
+                    f"{where}column and positive say which documents are in group A; give both, or data.contrast, "
+                    "whose two texts are the groups"
+                )
+            if direction.column is not None and self.data.contrast is not None:
+                raise ValueError(
+                    f"{where}column = {direction.column!r}: the two texts of data.contrast are the groups; leave it, "
+                    "positive and negative out"
+                )
+        return self
 
     @property
     def kept(self) -> tuple[str, ...]:

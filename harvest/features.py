@@ -14,7 +14,7 @@ from harvest.reduce.pool import DocumentPool
 from harvest.store import layout
 from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
-from harvest.store.tables import StoredTable
+from harvest.store.tables import StoredTable, sequence_numbers
 from harvest.storedrows import StoredRows
 
 POOLS = ("mean", "last", "max")
@@ -47,7 +47,7 @@ def pooled_rows(
 
 
 def documents_with_rows(files: Files, record: ShardRecord) -> int:
-    """How many rows each pooled array of a shard has."""
+    """How many rows each pooled array of a shard has; of a contrast, one for each sequence."""
     rows = StoredTable(files, _inside(record, layout.DOCUMENTS)).read(["rows"]).column("rows")
     return int((rows.to_numpy() > 0).sum())
 
@@ -58,12 +58,14 @@ def _inside(record: ShardRecord, path: str) -> str:
 
 def _pooled_now(files: Files, record: ShardRecord, rows: StoredRows, pool: str) -> Iterator[np.ndarray]:
     tokens = StoredTable(files, _inside(record, layout.TOKENS))
+    variant = tokens.read(["variant"]).column("variant").to_numpy() if "variant" in tokens.schema.names else None
+    numbers = sequence_numbers(tokens.read(["document"]).column("document").to_numpy(), variant)
     pooled = DocumentPool([pool], rows.shape[1])
     step = max(1, READ_BYTES // rows.row_bytes)
     for start in range(0, record.rows, step):
         stop = min(start + step, record.rows)
-        document = tokens.read(["document"], start, stop).column("document").to_numpy()
-        for found in pooled.update(rows.read(start, stop), document):
+        sequence = numbers[start:stop]
+        for found in pooled.update(rows.read(start, stop), sequence):
             yield found[pool]
     for found in pooled.finish():
         yield found[pool]

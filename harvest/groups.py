@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harvest.config import Job
 from harvest.errors import RequestError
@@ -34,7 +35,7 @@ class _Count:
     @property
     def settled(self) -> bool:
         """Each group that is needed has been met, and nothing else is asked."""
-        needed = (A,) if self.settings.negative is None else (A, B)
+        needed = (A,) if self.settings.modes == ("single_group",) else (A, B)
         return self.settings.pair != "order" and all(self.usable[group] for group in needed)
 
 
@@ -77,12 +78,13 @@ def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore
             return before
         if looked > SCAN_ROWS and not (within and any(count.settings.pair == "order" for count in counts)):
             break
-        value = row.values.get(job.data.column)
+        usable = all(_holds(row.values.get(column)) for column in job.data.columns)
         for count in counts:
-            group = group_of(count.settings, row.values)
-            if group in (A, B):
-                count.every[group] += within
-                count.usable[group] += value is not None and (not hasattr(value, "__len__") or len(value) > 0)
+            for variant in range(len(job.data.columns)):
+                group = group_of(count.settings, row.values, variant)
+                if group in (A, B):
+                    count.every[group] += within
+                    count.usable[group] += usable
     else:
         if _can_tell(source):
             for count in counts:
@@ -90,6 +92,11 @@ def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore
     for count in counts:
         _refuse_unequal(count, job)
     return before
+
+
+def _holds(value: Any) -> bool:
+    """A cell has something to read."""
+    return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
 
 
 def _rows(source: Source) -> Iterator[tuple[int, SourceRow]]:
@@ -116,6 +123,11 @@ def _refuse_order_of_streams(counts: Sequence[_Count], source: Source) -> None:
 
 def _refuse_empty(count: _Count, looked: int) -> None:
     settings = count.settings
+    if settings.by_variant and not count.usable[A]:
+        raise RequestError(
+            f"direction {settings.name!r}: groups A and B are empty: in none of {looked} documents do both texts of "
+            "data.contrast hold anything"
+        )
     for group, values in ((A, settings.positive), (B, settings.negative)):
         if values is None or count.usable[group]:
             continue

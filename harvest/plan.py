@@ -126,7 +126,7 @@ def make_plan(
     if model is not None:
         _refuse_loading(job)
     spans = [job.data.spans] if job.data.spans is not None else []
-    columns = list(dict.fromkeys([job.data.column, *spans, *job.kept, *job.direction_columns]))
+    columns = list(dict.fromkeys([*job.data.columns, *spans, *job.kept, *job.direction_columns]))
     source = open_source(job.data, columns, data, known)
     found = _describe(job, model, tokenizer, device)
     tokeniser = _tokeniser(job, found)
@@ -135,8 +135,9 @@ def make_plan(
     bytes_per_row = sum(row_bytes(name.width, store_dtype) for name in found.names)
     bytes_per_state = sum(row_bytes(name.width, "float32") for name in found.names)
     bytes_per_captured = bytes_per_state if store_dtype == "int8" else bytes_per_row
-    bytes_per_example = bytes_per_state * _kept_states(job)
-    bytes_per_document = bytes_per_state * len(job.capture.pool or ()) + bytes_per_example
+    sequences = len(job.data.columns)
+    bytes_per_example = sequences * bytes_per_state * _kept_states(job)
+    bytes_per_document = sequences * bytes_per_state * len(job.capture.pool or ()) + bytes_per_example
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
@@ -208,7 +209,6 @@ def refuse_unbuilt(job: Job) -> None:
     """Names a setting of the documented interface that this version does not have yet."""
     unbuilt: list[tuple[str, bool, str]] = [
         ("answers", bool(job.answers), "leave it out"),
-        ("data.contrast", job.data.contrast is not None, "leave it out"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
     ]
     if not (job.capture.store or job.capture.pool or job.statistics.moments or job.directions):

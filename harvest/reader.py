@@ -60,7 +60,11 @@ class Run:
         self.shards: list[ShardRecord] = list(ledger.records().values())
         """Commit records in dataset order."""
         self._parts = Parts([(files, self.shards)])
-        self._tokens = TokenRows(self._parts, spans=bool(record.plan["resolved"].get("spans")))
+        self._tokens = TokenRows(
+            self._parts,
+            spans=bool(record.plan["resolved"].get("spans")),
+            variants=bool(record.job.get("data", {}).get("contrast")),
+        )
         self._activations: dict[str, Activations] = {}
 
     def __repr__(self) -> str:
@@ -101,8 +105,9 @@ class Run:
     def tokens(
         self, rows: Any = None, columns: Sequence[str] | None = None, documents: int | Iterable[int] | None = None
     ) -> pa.Table:
-        """Which token each row is: document int64, position int32, token int32, chunk int32, special bool; where the
-        job uses spans (`data.spans`, chat messages, positions by span) also `span`, the innermost one or null.
+        """Which token each row is: document int64, position int32, token int32, chunk int32, special bool; with
+        `data.contrast` also `variant` int8, the sequence of the document that the position counts in; where the job
+        uses spans (`data.spans`, chat messages, positions by span) also `span`, the innermost one or null.
 
         `rows`: a slice, a row number, indices in any order or a mask; `documents`: only rows of this id, or
         of these, in row order. Shards and columns that are not asked for are not read.
@@ -123,7 +128,8 @@ class Run:
         return self._tokens.take(wanted, row_numbers(rows, len(self)))
 
     def documents(self) -> pa.Table:
-        """Every document, stored or skipped: document, tokens, rows, status, reason and the kept columns."""
+        """Every document, stored or skipped: document, tokens, rows, status, reason and the kept columns; with
+        `data.contrast` a row for each of its two sequences, which `variant` tells apart."""
         paths = [f"{layout.attempt_path(record.attempt)}/{layout.DOCUMENTS}" for record in self.shards]
         return concat_documents(StoredTable(self.files, path).read() for path in paths)
 
@@ -153,11 +159,13 @@ class Run:
         return self._tokens.where(expression)
 
     def context(self, row: int, before: int = 10, after: int = 10) -> pa.Table:
-        """The token table around a row, within its document."""
+        """The token table around a row, within its document (of a contrast, within its sequence)."""
         (at,) = row_numbers(row, len(self), "row")
         table = self.tokens(slice(max(0, int(at) - before), int(at) + after + 1))
-        document = self.tokens(int(at), ["document"]).column("document")[0]
-        return table.filter(pc.equal(table.column("document"), document))
+        for key in {"document", "variant"} & set(table.column_names):
+            here = self.tokens(int(at), [key]).column(key)[0]
+            table = table.filter(pc.equal(table.column(key), here))
+        return table
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -278,7 +286,8 @@ class Run:
     def features(
         self, name: str, pool: str = "mean", labels: Sequence[str] | None = None
     ) -> np.ndarray | tuple[np.ndarray, pa.Table]:
-        """One pooled row ("mean", "last" or "max" over its stored rows) per document that has rows: float32 [n, d].
+        """One pooled row ("mean", "last" or "max" over its stored rows) per document that has rows: float32 [n, d];
+        of a contrast per sequence, as in `documents()`.
 
         With `labels`, columns of `documents()`, also a table of them, row by row with the features; "document" says
         which document each is. Pools that the run kept (`capture.pool`) are read, others computed from its rows.

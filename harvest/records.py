@@ -86,12 +86,14 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentRow:
-    """What `documents()` says about one document."""
+    """What `documents()` says about one document, or about one of its two sequences."""
 
     document: int
     """The id."""
+    variant: int = 0
+    """Which sequence of the document, where `data.contrast` makes two of each; every one has a row of its own."""
     tokens: int
-    """Tokens of the whole document, before truncation; 0 where it could not be tokenised."""
+    """Tokens of the whole sequence, before truncation; 0 where it could not be tokenised."""
     rows: int
     """Rows stored of it."""
     status: str
@@ -132,6 +134,8 @@ class TokenColumns:
     """int32 [n]: which window of the document."""
     special: np.ndarray
     """bool [n]: a special token of the tokenizer."""
+    variant: np.ndarray | None = None
+    """int8 [n]: which sequence of the document; None without `data.contrast`."""
     span: np.ndarray | None = None
     """int32 [n]: the innermost span around the token, counted in `span_names`, -1 outside all; None without spans."""
     span_names: tuple[str, ...] = ()
@@ -198,7 +202,7 @@ class ShardText:
     """A shard, tokenised whole: every row's place is known before the first forward."""
 
     documents: Sequence[DocumentRow]
-    """Every wanted document of the shard in dataset order, skipped ones too."""
+    """Every wanted document of the shard in dataset order, skipped ones too; of a contrast both sequences of each."""
     windows: Sequence[Window]
     """In dataset order; windows without a kept position are left out (nothing to run them for)."""
     tokens: TokenColumns
@@ -223,6 +227,11 @@ class ShardText:
     """`data.limit` or `data.max_tokens` ended the shard early."""
     span_documents: Mapping[str, int] = field(default_factory=dict)
     """Span that `capture.positions` names -> documents with a token in it."""
+
+    @property
+    def listed(self) -> int:
+        """Documents, however many sequences each has."""
+        return sum(row.variant == 0 for row in self.documents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,7 @@ def _compare_rows(plan: Plan, record: ShardRecord, cursor: Mapping[str, Any] | N
     if text.source_digest != record.source_digest:
         raise MismatchError(f"{where}: the data is not what was harvested; nothing was changed in the run")
     tokens = text.tokens
-    if keys_digest(tokens.document, tokens.position, tokens.token) != record.keys_digest:
+    if keys_digest(tokens.document, tokens.position, tokens.token, tokens.variant) != record.keys_digest:
         raise MismatchError(f"{where}: its tokens are not those that were harvested; nothing was changed in the run")
 
 

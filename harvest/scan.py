@@ -58,13 +58,13 @@ def scan_rows(
     stored: StoredRows,
     special: np.ndarray | None,
     kind: str | None,
-    document: np.ndarray | None = None,
+    sequence: np.ndarray | None = None,
     pools: Mapping[str, StoredArray] | None = None,
 ) -> Scan:
     """Reads the rows once, a few MiB at a time.
 
     `special` bool [n], None where it is not known; `kind` of the sums to make again, `health` where they cannot be.
-    `document` int64 [n], rising, with `pools`: pool -> its stored array, one row for each document.
+    `sequence` int64 [n], rising, with `pools`: pool -> its stored array, one row for each sequence.
     """
     kind = kind if kind is not None and special is not None else "health"
     reduction = REDUCTIONS[kind]
@@ -83,8 +83,8 @@ def scan_rows(
         before, sums = sums.non_finite_values, reduction.update(sums, block)
         if sums.non_finite_values != before:
             odd[start:stop] = ~torch.isfinite(rows).all(dim=1).numpy()
-        if pools and document is not None:
-            pooled.compare(pooled.pool.update(rows, document[start:stop]))
+        if pools and sequence is not None:
+            pooled.compare(pooled.pool.update(rows, sequence[start:stop]))
         bits = rows.view(INTEGERS[rows.dtype]).numpy().view(f"u{rows.dtype.itemsize}")
         zero[start:stop], same[start:stop], flat[start:stop] = _odd_rows(bits, last)
         last = bits[-1].copy()

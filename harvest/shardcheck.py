@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -20,7 +21,7 @@ from harvest.store import layout
 from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
-from harvest.store.tables import StoredTable, keys_digest, tokens_schema
+from harvest.store.tables import StoredTable, keys_digest, sequence_numbers, tokens_schema
 from harvest.storedrows import StoredRows
 from harvest.text.reasons import NON_FINITE
 
@@ -102,7 +103,8 @@ class ShardCheck:
         if layout.TOKENS in self._broken or layout.TOKENS not in self._record.objects:
             return None
         table = StoredTable(self._files, f"{self._path}/{layout.TOKENS}").read()
-        if table.schema.remove_metadata() != tokens_schema(spans=bool(self._run.plan["resolved"].get("spans"))):
+        spans, contrast = self._run.plan["resolved"].get("spans"), self._run.job.get("data", {}).get("contrast")
+        if table.schema.remove_metadata() != tokens_schema(spans=bool(spans), variants=bool(contrast)):
             raise DamageError(f"{self._files.url}/{self._path}/{layout.TOKENS}: columns {table.schema.names}")
         return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
 
@@ -110,10 +112,13 @@ class ShardCheck:
         document, position = tokens["document"], tokens["position"]
         if len(document) != self._record.rows:
             yield self._finding(layout.TOKENS, f"{len(document)} rows, the ledger says {self._record.rows}")
-        elif (digest := keys_digest(document, position, tokens["token"])) != self._record.keys_digest:
+        elif (
+            digest := keys_digest(document, position, tokens["token"], tokens.get("variant"))
+        ) != self._record.keys_digest:
             yield self._finding(layout.TOKENS, f"keys digest {digest}, the ledger says {self._record.keys_digest}")
-        step, stride = np.diff(document), np.diff(position)
-        wrong = np.flatnonzero((step < 0) | ((step == 0) & (stride <= 0)))
+        step, stride = np.diff(_sequences(tokens)), np.diff(position)
+        falls = (np.diff(document) < 0) | ((np.diff(document) == 0) & (np.diff(tokens.get("variant", document)) < 0))
+        wrong = np.flatnonzero(falls | ((step == 0) & (stride <= 0)))
         if len(wrong):
             yield self._finding(layout.TOKENS, f"row {wrong[0] + 1} is out of order: rows go by document and position")
 
@@ -121,12 +126,12 @@ class ShardCheck:
         """Every document of the slice is accounted for, and has the rows it says."""
         if layout.DOCUMENTS in self._broken:
             return
-        table = StoredTable(self._files, f"{self._path}/{layout.DOCUMENTS}").read(
-            ["document", "rows", "status", "reason"]
-        )
+        keys = ["document", "variant"] if self._run.job.get("data", {}).get("contrast") else ["document"]
+        table = StoredTable(self._files, f"{self._path}/{layout.DOCUMENTS}").read([*keys, "rows", "status", "reason"])
         ids, rows = table.column("document").to_numpy(), table.column("rows").to_numpy()
-        statuses = zip(table.column("status").to_pylist(), table.column("reason").to_pylist())
-        skipped = Counter(reason or "" for status, reason in statuses if status == "skipped")
+        first_of = np.arange(len(ids)) % len(keys) == 0
+        statuses = zip(table.column("status").to_pylist(), table.column("reason").to_pylist(), first_of.tolist())
+        skipped = Counter(reason or "" for status, reason, counts in statuses if status == "skipped" and counts)
         stored = zip(ids.tolist(), rows.tolist(), table.column("reason").to_pylist())
         self._odd = {i for i, count, reason in stored if count and (reason or "").endswith(NON_FINITE)}
         record, first = self._record, self._record.shard.file * DOCUMENTS_PER_FILE
@@ -137,7 +142,7 @@ class ShardCheck:
             f"documents with {NON_FINITE}": record.non_finite_documents,
         }
         found = {
-            "documents": len(ids),
+            "documents": int(first_of.sum()),
             "rows": int(rows.sum()),
             "skipped": dict(skipped),
             f"documents with {NON_FINITE}": len(self._odd),
@@ -146,15 +151,26 @@ class ShardCheck:
             if value != told[key]:
                 yield self._finding(layout.DOCUMENTS, f"{key}: {value}, the ledger says {told[key]}")
         start, stop = record.shard.start, record.shard.stop
-        if len(ids) and (ids[0] < first + start or ids[-1] >= first + stop or (np.diff(ids) <= 0).any()):
+        listed = ids[first_of]
+        if len(ids) and (ids[0] < first + start or ids[-1] >= first + stop or (np.diff(listed) <= 0).any()):
             yield self._finding(layout.DOCUMENTS, f"ids do not rise within rows {start} to {stop}")
+        if "variant" in keys:
+            variants = table.column("variant").to_numpy()
+            if len(ids) % 2 or (ids != np.repeat(listed, 2)).any() or (variants != ~first_of).any():
+                yield self._finding(layout.DOCUMENTS, "not every document has its variants 0 and 1, in this order")
         if tokens is not None:
-            counted = dict(zip(*map(np.ndarray.tolist, np.unique(tokens["document"], return_counts=True))))
-            said = {i: n for i, n in zip(ids.tolist(), rows.tolist()) if n}
-            wrong = [i for i in sorted({*counted, *said}) if counted.get(i, 0) != said.get(i, 0)]
-            for i in wrong[:1]:
-                what = f"document {i}: {said.get(i, 0)} rows, the token table has {counted.get(i, 0)}"
-                yield self._finding(layout.DOCUMENTS, what)
+            yield from self._accounted(tokens, table, keys)
+
+    def _accounted(self, tokens: Tokens, table: Any, keys: Sequence[str]) -> Iterator[Finding]:
+        """Every sequence has the rows that the documents table says, or one that has not."""
+        _, starts, counts = np.unique(_sequences(tokens), return_index=True, return_counts=True)
+        counted = dict(zip(zip(*(tokens[key][starts].tolist() for key in keys)), counts.tolist()))
+        listed = zip(zip(*(table.column(key).to_pylist() for key in keys)), table.column("rows").to_pylist())
+        said = {key: rows for key, rows in listed if rows}
+        for key in sorted(key for key in {*counted, *said} if counted.get(key, 0) != said.get(key, 0))[:1]:
+            named = f"document {key[0]}" + (f", variant {key[1]}" if len(key) > 1 else "")
+            what = f"{named}: {said.get(key, 0)} rows, the token table has {counted.get(key, 0)}"
+            yield self._finding(layout.DOCUMENTS, what)
 
     # ---- one name ------------------------------------------------------------------------------------------------
 
@@ -206,9 +222,10 @@ class ShardCheck:
         stored.check()
         if tokens is None or len(tokens["document"]) != rows:
             return scan_rows(stored, None, kind)
-        documents = 1 + int(np.count_nonzero(np.diff(tokens["document"]))) if rows else 0
-        fitting = {pool: array for pool, array in pools.items() if array.shape[0] == documents}
-        return scan_rows(stored, tokens["special"], kind, tokens["document"], fitting)
+        sequences = _sequences(tokens)
+        count = 1 + int(np.count_nonzero(np.diff(sequences))) if rows else 0
+        fitting = {pool: array for pool, array in pools.items() if array.shape[0] == count}
+        return scan_rows(stored, tokens["special"], kind, sequences, fitting)
 
     def _counts(self, name: str, inside: str, scan: Scan) -> Iterator[Finding]:
         told = (self._record.non_finite.get(name, 0), self._record.zero_rows.get(name, 0))
@@ -230,16 +247,22 @@ class ShardCheck:
         """Documents that a broken capture may have left: nothing but zeros, or the same row for every token."""
         if tokens is None or not len(tokens["document"]) or len(tokens["document"]) != len(scan.zero):
             return
-        ids, starts, counts = np.unique(tokens["document"], return_index=True, return_counts=True)
+        _, starts, counts = np.unique(_sequences(tokens), return_index=True, return_counts=True)
+        ids = tokens["document"][starts]
         zero = np.logical_and.reduceat(scan.zero, starts)
         first = np.zeros(len(scan.same), bool)
         first[starts] = True
         constant = np.logical_and.reduceat(scan.same | first, starts) & (counts > 1)
         constant |= np.logical_and.reduceat(scan.flat, starts)
         for which, what in ((zero, "all rows are zero"), (constant & ~zero, "all rows are the same or constant")):
-            found = ids[which].tolist()
+            found = np.unique(ids[which]).tolist()
             if found:
                 yield self._finding(inside, f"{what} in document {_listed(found)}", damage=False)
+
+
+def _sequences(tokens: Tokens) -> np.ndarray:
+    """int64 [n]: equal for rows of one sequence."""
+    return sequence_numbers(tokens["document"], tokens.get("variant"))
 
 
 def _listed(documents: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from harvest.store.attempt import AttemptWriter
 from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
 from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name, scale_name
-from harvest.store.tables import documents_table, keys_digest, tokens_table
+from harvest.store.tables import documents_table, keys_digest, sequence_numbers, tokens_table
 from harvest.text.reasons import NON_FINITE
 
 Sums = Sequence[Mapping[str, Any]]
@@ -52,8 +52,9 @@ class ShardWork:
         self._text, self.shard, self.attempt = text, assignment.shard, attempt
         self._embedded = embedded
         self._states: Sums = [{str(name): part.zero() for name in plan.names} for part in reductions]
-        self._non_finite: set[int] = set()
-        """Documents with a value that is no finite number."""
+        self._sequences = sequence_numbers(text.tokens.document, text.tokens.variant)
+        self._non_finite: set[tuple[int, int]] = set()
+        """(Document, variant) of sequences with a value that is no finite number."""
         self._error: Exception | None = None
         self.self_check: dict[str, float] = {}
         """Name -> largest error of the replica's self-check, where it was made before this shard."""
@@ -141,7 +142,9 @@ class ShardWork:
         """What `reduced` made of the window counts from now on, and so do its documents with odd values."""
         if not self._sums_finite(sums):
             at, stored = self._stored(window, rows)
-            self._non_finite.update(np.unique(self._text.tokens.document[at][non_finite_rows(stored)]).tolist())
+            odd, tokens = np.flatnonzero(non_finite_rows(stored)) + at.start, self._text.tokens
+            variant = np.zeros(len(odd), np.int8) if tokens.variant is None else tokens.variant[odd]
+            self._non_finite.update(zip(tokens.document[odd].tolist(), variant.tolist()))
         self._states = sums
         self._reads.update(window, rows)
 
@@ -160,7 +163,7 @@ class ShardWork:
             if self._error is None and self._pools:
                 with self.clock("pool"):
                     for name, pool in self._pools.items():
-                        self._append_pooled(name, pool.update(stored[name], self._text.tokens.document[at]))
+                        self._append_pooled(name, pool.update(stored[name], self._sequences[at]))
         except Exception as error:
             self._error = error
         finally:
@@ -197,7 +200,10 @@ class ShardWork:
                     self._append_pooled(name, pool.finish())
                 if self.stores_rows:
                     self._writer.table(TOKENS, tokens_table(self._text.tokens))
-                self._writer.table(DOCUMENTS, documents_table(self._documents(), self._plan.job.kept))
+                documents = documents_table(
+                    self._documents(), self._plan.job.kept, variants=self._plan.job.data.contrast is not None
+                )
+                self._writer.table(DOCUMENTS, documents)
                 self._reads.finish()
                 states: list[tuple[Saved[Any], Mapping[str, Any]]] = [*zip(self._reductions, self._states)]
                 if self._plan.job.read_directions:
@@ -214,7 +220,7 @@ class ShardWork:
         """The documents, with what their rows have shown."""
         return [
             dataclasses.replace(row, reason=f"{row.reason}, {NON_FINITE}" if row.reason else NON_FINITE)
-            if row.document in self._non_finite
+            if (row.document, row.variant) in self._non_finite
             else row
             for row in self._text.documents
         ]
@@ -226,17 +232,17 @@ class ShardWork:
             shard=self.shard,
             attempt=self.attempt,
             rows=len(text.tokens),
-            documents=len(text.documents),
-            skipped=Counter(row.reason or "" for row in text.documents if row.status == "skipped"),
+            documents=text.listed,
+            skipped=Counter(row.reason or "" for row in text.documents if row.status == "skipped" and not row.variant),
             tokens=text.tokens_run,
             dropped_tokens=text.dropped_tokens,
             forward_tokens=text.forward_tokens,
-            non_finite_documents=len(self._non_finite),
+            non_finite_documents=len({document for document, _ in self._non_finite}),
             span_documents=text.span_documents,
             non_finite={name: n for name, state in health.items() if (n := state.non_finite_values)},
             zero_rows={name: n for name, state in health.items() if (n := state.zero_rows)},
             objects=objects,
-            keys_digest=keys_digest(text.tokens.document, text.tokens.position, text.tokens.token),
+            keys_digest=keys_digest(text.tokens.document, text.tokens.position, text.tokens.token, text.tokens.variant),
             source_digest=text.source_digest,
             ended=text.ended,
             cut=text.cut,
@@ -263,9 +269,9 @@ class Clock:
 
 
 def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:
-    """What a shard's arrays are, before they are written: one row per stored token, and per document with rows."""
+    """What a shard's arrays are, before they are written: one row per stored token, and per sequence with rows."""
     specs = {}
-    documents = sum(row.rows > 0 for row in text.documents)
+    sequences = sum(row.rows > 0 for row in text.documents)
     pools = plan.job.capture.pool or ()
     for name in plan.names:
         about = {"model": plan.job.model.name, "site": name.site, "layer": name.layer, "module": name.module}
@@ -273,7 +279,7 @@ def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:
         arrays += [(pooled_name(pool, str(name)), name.width, "float32", {"pool": pool}) for pool in pools]
         for label, width, dtype, more in arrays:
             specs[label] = ArraySpec(
-                rows=documents if "pool" in more else len(text.tokens),
+                rows=sequences if "pool" in more else len(text.tokens),
                 width=width,
                 dtype=dtype,
                 compression=plan.job.store.compression,

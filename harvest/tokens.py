@@ -19,10 +19,10 @@ from harvest.store.tables import StoredTable, tokens_schema
 class TokenRows:
     """Row i is the token that row i of every name belongs to."""
 
-    def __init__(self, parts: Parts, *, spans: bool = False) -> None:
-        """`spans`: the job uses spans, so there is a column of them."""
+    def __init__(self, parts: Parts, *, spans: bool = False, variants: bool = False) -> None:
+        """`spans`, `variants`: the job uses spans or a contrast, so there is a column of them."""
         self._parts = parts
-        self.schema = tokens_schema(spans=spans)
+        self.schema = tokens_schema(spans=spans, variants=variants)
 
     def _schema(self, columns: Sequence[str]) -> pa.Schema:
         return pa.schema([self.schema.field(column) for column in columns])

@@ -83,8 +83,8 @@ def test_documented_positions_pass(positions: Any) -> None:
 
 
 def test_one_kind_of_input_is_read() -> None:
-    assert (job().data.kind, job().data.column) == ("text", "text")
-    assert (job("data.ids=tokens").data.kind, job("data.ids=tokens").data.column) == ("ids", "tokens")
+    assert (job().data.kind, job().data.columns) == ("text", ("text",))
+    assert (job("data.ids=tokens").data.kind, job("data.ids=tokens").data.columns) == ("ids", ("tokens",))
     with pytest.raises(RequestError, match="data: give one of text, messages, ids and contrast, not text and messages"):
         job("data.text=a", "data.messages=b")
 

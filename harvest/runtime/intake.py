@@ -44,9 +44,7 @@ def report_of(outcome: Outcome) -> Report:
 
 def facts_of_text(text: ShardText) -> ReadFacts:
     """What a tokenised shard tells about those that follow it."""
-    return ReadFacts(
-        documents=len(text.documents), tokens=text.tokens_run, ended=text.ended, cut=text.cut, cursor=text.cursor
-    )
+    return ReadFacts(documents=text.listed, tokens=text.tokens_run, ended=text.ended, cut=text.cut, cursor=text.cursor)
 
 
 class Intake:

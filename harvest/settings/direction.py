@@ -136,17 +136,20 @@ class DirectionSettings(Settings):
         if isinstance(self.positive, dict) or isinstance(self.negative, dict):
             self._refuse_mixed(where)
             return self
-        if self.column is None or self.positive is None:
+        if self.by_variant:
+            self._refuse_pair(where)
+        elif self.column is None or self.positive is None:
             raise ValueError(f"{where}column and positive say which documents are in group A; give both")
-        if self.negative is None and self.modes != ("single_group",):
+        elif self.negative is None and self.modes != ("single_group",):
             raise ValueError(f"{where}negative: values of group B, or 'rest'; only mode 'single_group' goes without")
-        both = [value for value in self.positive if isinstance(self.negative, tuple) and value in self.negative]
+        both = [value for value in self.positive or () if isinstance(self.negative, tuple) and value in self.negative]
         if both:
             raise ValueError(f"{where}{both[0]!r} is in positive and in negative; allowed is one of them")
-        if "paired_rejection" in self.modes and self.pair is None:
+        if "paired_rejection" in self.modes and self.pair is None and not self.by_variant:
             raise ValueError(f"{where}mode 'paired_rejection' needs pair; allowed are 'order' and 'column:NAME'")
-        if self.pair is not None and any(read.kind == "all" for read in self.reads):
-            raise ValueError(f"{where}pair = {self.pair!r} with read = 'all': a pair has one state of each document")
+        if (self.pair is not None or "paired_rejection" in self.modes) and self._reads_all:
+            asked = "paired_rejection" if self.pair is None else f"pair = {self.pair!r}"
+            raise ValueError(f"{where}{asked} with read = 'all': a pair has one state of each document")
         return self
 
     def _refuse_mixed(self, where: str) -> None:
@@ -179,6 +182,25 @@ class DirectionSettings(Settings):
         """Of A and B, where there is an `embedding`."""
         a, b = (group["tokens"] if isinstance(group, dict) else () for group in (self.positive, self.negative))
         return a, b
+
+    def _refuse_pair(self, where: str) -> None:
+        """What has no meaning where the two sequences of a document are the groups."""
+        if self.pair is not None:
+            raise ValueError(f"{where}pair = {self.pair!r}: the two texts of a row are the pair; leave it out")
+
+    @property
+    def by_variant(self) -> bool:
+        """The two sequences of a document, which `data.contrast` makes, are in group A and B, and a pair."""
+        return self.column is None and self.positive is None and self.negative is None
+
+    @property
+    def paired(self) -> bool:
+        """Every example is one of a pair."""
+        return self.pair is not None or (self.by_variant and not self._reads_all)
+
+    @property
+    def _reads_all(self) -> bool:
+        return any(read.kind == "all" for read in self.reads)
 
     @property
     def reads(self) -> tuple[Read, ...]:

@@ -27,6 +27,7 @@ class DataSettings(Settings):
     ids: str | None = Field(default=None, min_length=1)
     """Column with token ids."""
     contrast: Annotated[tuple[str, str], Field(strict=False)] | None = None
+    """Two columns with text, A and B: each row is one document of two sequences, variant 0 and 1."""
     spans: str | None = Field(default=None, min_length=1)
     """Column of `{name, start, end}`: characters of the text, tokens of ids; null for none."""
     keep: Names | None = None
@@ -49,6 +50,10 @@ class DataSettings(Settings):
             raise ValueError(f"give one of text, messages, ids and contrast, not {' and '.join(given)}")
         if self.spans is not None and self.messages is not None:
             raise ValueError("spans: allowed with text and ids; chat messages get spans by role by themselves")
+        if self.contrast is not None and self.spans is not None:
+            raise ValueError("spans: allowed with text and ids; of two texts of a contrast they cannot tell which")
+        if self.contrast is not None and (self.contrast[0] == self.contrast[1] or "" in self.contrast):
+            raise ValueError(f"contrast = {list(self.contrast)}: allowed are two columns, each with a text of its own")
         return self
 
     @property
@@ -57,9 +62,9 @@ class DataSettings(Settings):
         return "messages" if self.messages is not None else "ids" if self.ids is not None else "text"
 
     @property
-    def column(self) -> str:
-        """The column that the documents come from."""
-        return self.messages or self.ids or self.text or "text"
+    def columns(self) -> tuple[str, ...]:
+        """The column that the documents come from, or the two of a contrast."""
+        return self.contrast or (self.messages or self.ids or self.text or "text",)
 
 
 class ChatSettings(Settings):

@@ -61,8 +61,8 @@ def require_columns(wanted: Iterable[str], existing: Sequence[str], file: str) -
     if not missing:
         return
     # The documents' own column always comes first.
-    others = "data.keep, data.spans or [[directions]]"
-    asked = "data.text, data.messages or data.ids" if missing[0] == wanted[0] else others
+    others = "data.contrast, data.keep, data.spans or [[directions]]"
+    asked = "data.text, data.messages, data.ids or data.contrast" if missing[0] == wanted[0] else others
     shown = ", ".join(existing[:_SHOWN]) + (", ..." if len(existing) > _SHOWN else "")
     raise RequestError(
         f"column {missing[0]!r} (asked for by {asked}): {file} has no such column; it has {shown or 'none'}"

@@ -27,6 +27,8 @@ TOKENS_SCHEMA = pa.schema(
         pa.field("special", pa.bool_(), nullable=False),
     ]
 )
+VARIANT = pa.field("variant", pa.int8(), nullable=False)
+"""Which sequence of a document; a further column of both tables where `data.contrast` makes two of each."""
 SPAN = pa.field("span", pa.dictionary(pa.int32(), pa.string()))
 """A further column of the token table where the job uses spans: the innermost one around the token, null outside."""
 DOCUMENTS_SCHEMA = pa.schema(
@@ -47,31 +49,54 @@ ENCODINGS = {"position": "DELTA_BINARY_PACKED"}
 """Positions count up by one: a few bits each. Documents and chunks repeat, which the dictionary's run lengths catch."""
 
 
-def tokens_schema(*, spans: bool) -> pa.Schema:
-    """Of the token table of a job that uses spans, or none."""
-    return TOKENS_SCHEMA.append(SPAN) if spans else TOKENS_SCHEMA
+def tokens_schema(*, spans: bool, variants: bool = False) -> pa.Schema:
+    """Of the token table of a job that uses spans, or a contrast, or neither."""
+    return pa.schema([*TOKENS_SCHEMA, *([VARIANT] if variants else []), *([SPAN] if spans else [])])
+
+
+def documents_schema(*, variants: bool = False) -> pa.Schema:
+    """Of the documents table, before the kept columns."""
+    return DOCUMENTS_SCHEMA.insert(1, VARIANT) if variants else DOCUMENTS_SCHEMA
 
 
 def tokens_table(columns: TokenColumns) -> pa.Table:
     """The token table of a shard, row by row with its arrays."""
     arrays = [pa.array(getattr(columns, field.name), field.type) for field in TOKENS_SCHEMA]
+    if columns.variant is not None:
+        arrays.append(pa.array(columns.variant, VARIANT.type))
     if columns.span is not None:
         codes = pa.array(columns.span, SPAN.type.index_type, mask=columns.span < 0)
         arrays.append(pa.DictionaryArray.from_arrays(codes, pa.array(columns.span_names, pa.string())))
-    return pa.Table.from_arrays(arrays, schema=tokens_schema(spans=columns.span is not None))
+    schema = tokens_schema(spans=columns.span is not None, variants=columns.variant is not None)
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def keys_digest(document: np.ndarray, position: np.ndarray, token: np.ndarray) -> str:
-    """Hash of a shard's keys in row order (int64 [n], int32 [n], int32 [n]): equal for runs over the same tokens."""
+def sequence_numbers(document: np.ndarray, variant: np.ndarray | None) -> np.ndarray:
+    """int64 [n], rising: equal for rows of one sequence, given int64 [n] and int8 [n] in dataset order.
+
+    Without variants a document is one sequence, and this its id.
+    """
+    if variant is None or not len(document):
+        return document
+    changes = (np.diff(document) != 0) | (np.diff(variant) != 0)
+    return np.concatenate([[0], np.cumsum(changes)])
+
+
+def keys_digest(
+    document: np.ndarray, position: np.ndarray, token: np.ndarray, variant: np.ndarray | None = None
+) -> str:
+    """Hash of a shard's keys in row order (int64 [n], int32 [n], int32 [n]; int8 [n] where documents have two
+    sequences): equal for runs over the same tokens."""
     digest = hashlib.blake2b(digest_size=16)
-    for column, dtype in ((document, "<i8"), (position, "<i4"), (token, "<i4")):
+    keys = [(document, "<i8"), (position, "<i4"), (token, "<i4")]
+    for column, dtype in keys if variant is None else [*keys, (variant, "<i1")]:
         digest.update(memoryview(np.ascontiguousarray(column, dtype)))  # type: ignore[arg-type]  # a buffer
     return digest.hexdigest()
 
 
-def kept_names(kept: Sequence[str]) -> list[str]:
+def kept_names(kept: Sequence[str], schema: pa.Schema = DOCUMENTS_SCHEMA) -> list[str]:
     """What the kept columns are called in the documents table: their own name unless one of ours has it."""
-    taken = set(DOCUMENTS_SCHEMA.names)
+    taken = set(schema.names)
     names = []
     for name in kept:
         while name in taken:
@@ -81,16 +106,16 @@ def kept_names(kept: Sequence[str]) -> list[str]:
     return names
 
 
-def documents_table(documents: Sequence[DocumentRow], kept: Sequence[str] = ()) -> pa.Table:
-    """One row per document, then the `kept` columns in that order, null where a document lacks them.
+def documents_table(documents: Sequence[DocumentRow], kept: Sequence[str] = (), *, variants: bool = False) -> pa.Table:
+    """One row per document, or per sequence of it, then the `kept` columns in that order, null where it lacks them.
 
     A column of one type keeps it; lists and mappings, and everything in a column of mixed types that is not text,
     become JSON text; whole numbers among floats become floats while that is exact.
     """
-    ours = {name: [getattr(document, name) for document in documents] for name in DOCUMENTS_SCHEMA.names}
-    arrays = [pa.array(ours[field.name], field.type) for field in DOCUMENTS_SCHEMA]
-    fields = list(DOCUMENTS_SCHEMA)
-    for column, name in zip(kept, kept_names(kept)):
+    schema = documents_schema(variants=variants)
+    arrays = [pa.array([getattr(document, field.name) for document in documents], field.type) for field in schema]
+    fields = list(schema)
+    for column, name in zip(kept, kept_names(kept, schema)):
         array = _typed([document.kept.get(column) for document in documents])
         arrays.append(array)
         fields.append(pa.field(name, array.type))
@@ -131,11 +156,8 @@ def concat_documents(tables: Iterable[pa.Table]) -> pa.Table:
         return DOCUMENTS_SCHEMA.empty_table()
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     columns = {name: _concat([_column(table, name) for table in tables]) for name in names}
-    return pa.table(columns, schema=pa.schema([_field(name, columns[name].type) for name in names]))
-
-
-def _field(name: str, kind: pa.DataType) -> pa.Field:
-    return DOCUMENTS_SCHEMA.field(name) if name in DOCUMENTS_SCHEMA.names else pa.field(name, kind)
+    nullable = {field.name for table in tables for field in table.schema if field.nullable}
+    return pa.table(columns, schema=pa.schema([pa.field(n, columns[n].type, n in nullable) for n in names]))
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -253,4 +275,4 @@ class StoredTable:
 
 def schemas() -> Mapping[str, pa.Schema]:
     """Arrow schema by the file's name, with the columns that only some jobs have."""
-    return {"tokens": tokens_schema(spans=True), "documents": DOCUMENTS_SCHEMA}
+    return {"tokens": tokens_schema(spans=True, variants=True), "documents": documents_schema(variants=True)}

@@ -25,10 +25,12 @@ GROUP_CHARACTERS = 2**22
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """A row on its way: its text waits for the group to be encoded, then the ids take its place."""
+    """A row, or one of its two texts, on its way: the text waits for the group to be encoded, then becomes ids."""
 
     row: SourceRow
     digest: str
+    variant: int
+    """Which sequence of the document."""
     text: str | None = None
     restore: Callable[[str], str] | None = None
     ids: np.ndarray | None = None
@@ -62,28 +64,48 @@ class DocumentReader:
     named: tuple[str, ...] = ()
     """Names of spans that directions read at."""
 
-    def read(self, rows: Any, limit: int | None, *, each_digest: bool = False) -> Iterator[Document]:
-        """Documents in order, tokenised group by group; never a row more than `limit`."""
+    def read(self, rows: Any, limit: int | None, *, each_digest: bool = False) -> Iterator[Sequence[Document]]:
+        """The sequences of each row in order, tokenised group by group; never a row more than `limit`."""
         group: list[Document] = []
         characters = 0
         for row in islice(iter(rows), limit):
-            document = Document(row=row, digest=rows.digest if each_digest else "")
-            try:
-                self._prepare(document)
-            except UnusableError as error:
-                document.trouble = error
-            group.append(document)
-            characters += len(document.text or "")
-            if len(group) == GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
-                yield from self._encoded(group)
+            digest = rows.digest if each_digest else ""
+            for variant in range(len(self.data.columns)):
+                document = Document(row=row, digest=digest, variant=variant)
+                try:
+                    self._prepare(document)
+                except UnusableError as error:
+                    document.trouble = error
+                group.append(document)
+                characters += len(document.text or "")
+            if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
+                yield from self._by_row(self._encoded(group))
                 group, characters = [], 0
-        yield from self._encoded(group)
+        yield from self._by_row(self._encoded(group))
+
+    def _by_row(self, group: Sequence[Document]) -> Iterator[Sequence[Document]]:
+        """A row with a sequence that cannot be used is of no use whole, for a reason that names the column."""
+        columns = self.data.columns
+        for at in range(0, len(group), len(columns)):
+            sequences = group[at : at + len(columns)]
+            troubled = [document for document in sequences if document.trouble is not None]
+            if self.data.contrast is not None and troubled:
+                worst = min(troubled, key=lambda document: document.trouble is None or document.trouble.harmless)
+                trouble = worst.trouble
+                assert trouble is not None
+                if trouble.reason != reasons.NOT_VALID:  # which concerns the row
+                    reason = reasons.of_column(trouble.reason, columns[worst.variant])
+                    trouble = UnusableError(reason, trouble.detail, harmless=trouble.harmless)
+                for document in sequences:
+                    document.trouble = trouble
+            yield sequences
 
     def _prepare(self, document: Document) -> None:
         """Fills in the text to encode, or the ids; raises UnusableError."""
         if document.row.error is not None:
             raise UnusableError(reasons.NOT_VALID, document.row.error)
-        value = document.row.values.get(self.data.column)
+        column = self.data.columns[document.variant]
+        value = document.row.values.get(column)
         if value is None:
             raise UnusableError(reasons.NULL)
         if self.data.kind == "ids":
@@ -93,7 +115,7 @@ class DocumentReader:
             rendering = self.chat.render(value)
             document.text, document.restore, document.named = rendering.text, rendering.restore, rendering.spans
         elif not isinstance(value, str):
-            raise UnusableError(reasons.NOT_TEXT, f"{type(value).__name__} in column {self.data.column!r}")
+            raise UnusableError(reasons.NOT_TEXT, f"{type(value).__name__} in column {column!r}")
         elif not value:
             raise UnusableError(reasons.EMPTY, harmless=True)
         else:

@@ -36,8 +36,13 @@ class Label:
     """Why it is in neither group, where that is no wish of the job's."""
 
 
-def group_of(settings: DirectionSettings, values: Mapping[str, Any]) -> int:
-    """0, 1 or -1 by the text of the group's column; an empty cell is in no group, not even in the rest."""
+def group_of(settings: DirectionSettings, values: Mapping[str, Any], variant: int = 0) -> int:
+    """0, 1 or -1 by the text of the group's column; an empty cell is in no group, not even in the rest.
+
+    Of a contrast by the sequence alone.
+    """
+    if settings.by_variant:
+        return (A, B)[variant]
     value = values.get(settings.column or "")
     if value is None:
         return NEITHER
@@ -54,9 +59,9 @@ def cell_text(value: Any) -> str:
     return plain_text(value.item() if isinstance(value, np.generic) else value)
 
 
-def label_of(settings: DirectionSettings, values: Mapping[str, Any]) -> Label:
-    """The label of a row; one that cannot be used is in neither group, and says why."""
-    group = group_of(settings, values)
+def label_of(settings: DirectionSettings, values: Mapping[str, Any], variant: int = 0) -> Label:
+    """The label of a sequence; one that cannot be used is in neither group, and says why."""
+    group = group_of(settings, values, variant)
     if group == NEITHER:
         if settings.negative is None:
             return Label(group=NEITHER)
@@ -89,19 +94,22 @@ def _unusable(settings: DirectionSettings, what: str) -> Label:
 
 @dataclass(slots=True)
 class Labels:
-    """The labels of a shard's documents in one direction, row by row."""
+    """The labels of a shard's sequences in one direction, one after the other."""
 
     settings: DirectionSettings
     document: list[int] = field(default_factory=list)
+    variant: list[int] = field(default_factory=list)
     label: list[Label] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
-    """Place among the documents that run; -1 for a skipped one, which is here to keep its pair from being made."""
+    """Place among the sequences that run; -1 for a skipped one, which is here to keep its pair from being made."""
     unknown: int = 0
 
-    def add(self, document: int, values: Mapping[str, Any], slot: int, *, strict: bool, where: str = "") -> None:
-        """The next document. Raises DocumentError for one in doubt where that is not to be counted only."""
-        label = label_of(self.settings, values)
-        if slot < 0 and (label.group == NEITHER or self.settings.pair is None):
+    def add(
+        self, document: int, variant: int, values: Mapping[str, Any], slot: int, *, strict: bool, where: str = ""
+    ) -> None:
+        """The next sequence. Raises DocumentError for one in doubt where that is not to be counted only."""
+        label = label_of(self.settings, values, variant)
+        if slot < 0 and (label.group == NEITHER or not self.settings.paired):
             return
         if label.group == NEITHER:
             if strict and label.trouble is not None:
@@ -109,6 +117,7 @@ class Labels:
             self.unknown += 1
             return
         self.document.append(document)
+        self.variant.append(variant)
         self.label.append(label)
         self.slot.append(slot)
 
@@ -138,15 +147,18 @@ class Places:
         labels = [self.labels.label[i] for i in self.member.tolist()]
         position = np.full(len(labels), -1, np.int32)
         position[self.owner] = flat.position[self.token]  # the last one of each stays
-        settings = self.labels.settings
+        settings, document = self.labels.settings, np.array(self.labels.document, np.int64)[self.member]
+        pair = tuple(label.pair or "" for label in labels) if settings.pair_column is not None else None
+        if settings.by_variant and settings.paired:
+            pair = tuple(map(str, document.tolist()))
         return ShardExamples(
             read=self.read,
-            document=np.array(self.labels.document, np.int64)[self.member],
-            variant=np.zeros(len(labels), np.int8),
+            document=document,
+            variant=np.array(self.labels.variant, np.int8)[self.member],
             position=position,
             group=np.array([label.group for label in labels], np.int8),
             weight=np.array([label.weight for label in labels], np.float64),
-            pair=None if settings.pair_column is None else tuple(label.pair or "" for label in labels),
+            pair=pair,
             held_out=None if settings.holdout_column is None else np.array([bool(label.held_out) for label in labels]),
             rows=row[self.token],
             owner=self.owner,

@@ -39,6 +39,11 @@ def without_span(names: Sequence[str]) -> str:
     return f"no token in span {' or '.join(names)}"
 
 
+def of_column(reason: str, column: str) -> str:
+    """Of a document of two sequences, for the one that cannot be used."""
+    return f"{reason} in {column!r}"
+
+
 def no_example(direction: str) -> str:
     """A document that a direction cannot use."""
     return f"no example of direction {direction!r}"

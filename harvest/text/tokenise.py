@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from harvest.errors import DocumentError, NotBuiltError, RequestError
+from harvest.errors import DocumentError, RequestError
 from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardExamples, ShardText, SourceRow
 from harvest.settings.direction import DirectionSettings
 from harvest.settings.tables import CaptureSettings, ChatSettings, DataSettings, TokenSettings
@@ -18,6 +18,7 @@ from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader
 from harvest.text.encode import Encoder
 from harvest.text.examples import Labels, places
+from harvest.text.running import Running
 from harvest.text.spans import (
     TokenSpans,
     asked_spans,
@@ -71,7 +72,6 @@ class Tokeniser:
         directions: Sequence[DirectionSettings] = (),
         kept: Sequence[str] | None = None,
     ) -> None:
-        _require_built(data, tokens)
         require_span_source(data, capture, directions)
         asked, read = asked_spans(capture), spans_read(directions)
         encoder = _encoder(tokenizer, data, tokens)
@@ -82,7 +82,7 @@ class Tokeniser:
         template = None
         if data.kind == "messages" and encoder is not None:
             guard = encoder.special_words if tokens.special_in_text == "literal" else None
-            template = ChatTemplate(tokenizer, chat, column=data.column, guard=guard, by_span=bool(asked or read))
+            template = ChatTemplate(tokenizer, chat, column=data.columns[0], guard=guard, by_span=bool(asked or read))
         self.doubtful_spans = () if template is None else doubtful_spans((*asked, *read), template.source)
         """Names of spans asked for that chats may have, and most have not."""
         stream = tokens.batching == "concatenated"
@@ -128,96 +128,80 @@ class Tokeniser:
         `capture.positions` are skipped under either policy.
         """
         listed: list[DocumentRow] = []
-        run: list[np.ndarray] = []
-        spans: list[TokenSpans] = []
-        numbers: list[int] = []
-        labels = [Labels(direction) for direction in self._directions]
-        total, cut = 0, limit == 0
+        running = Running([Labels(direction) for direction in self._directions])
+        strict = self._data.on_bad == "fail"
+        count, cut = 0, limit == 0
         digest = rows.digest if limit == 0 or max_tokens is not None else ""
-        for document in self._reader.read(rows, limit, each_digest=max_tokens is not None):
-            ids = self._reader.trimmed(document)
-            if max_tokens is not None and ids is not None and total + len(ids) > max_tokens:
+        for sequences in self._reader.read(rows, limit, each_digest=max_tokens is not None):
+            ids = [self._reader.trimmed(sequence) for sequence in sequences]
+            new = sum(len(of_one) for of_one in ids if of_one is not None)
+            if max_tokens is not None and running.total + new > max_tokens:
                 cut = True
                 break
-            number = file * DOCUMENTS_PER_FILE + document.row.row
-            where = f"{name or f'file {file}'}, row {document.row.row}"
-            if document.trouble is not None:
-                self._refuse(document, number, f"{where}, column {self._data.column!r}")
-            slot = -1 if ids is None else len(run)
-            for label in labels:
-                label.add(number, document.row.values, slot, strict=self._data.on_bad == "fail", where=where)
-            listed.append(self._listed(document, number))
-            digest = document.digest
-            if ids is not None:
-                total += len(ids)
-                run.append(ids)
-                numbers.append(number)
-                spans += self._spans(document)
+            row = sequences[0].row.row
+            number, where = file * DOCUMENTS_PER_FILE + row, f"{name or f'file {file}'}, row {row}"
+            self._refuse(sequences, number, where)
+            for sequence, of_one in zip(sequences, ids):
+                running.add(sequence, number, of_one, self._spans(sequence), strict=strict, where=where)
+                listed.append(self._listed(sequence, number))
+            count, digest = count + 1, sequences[0].digest
         else:
-            cut = limit is not None and len(listed) == limit
+            cut = limit is not None and count == limit
             digest = digest if cut and max_tokens is not None else rows.digest
-        layout, examples = self._lay_out(numbers, run, spans, labels, strict=self._data.on_bad == "fail")
-        stored = dict(zip(numbers, layout.rows.tolist()))
+        layout, examples = self._lay_out(running, strict=strict)
+        stored = iter(layout.rows.tolist())
         return ShardText(
-            documents=[replace(row, rows=stored.get(row.document, 0)) for row in listed],
+            documents=[replace(row, rows=next(stored)) if row.status == "stored" else row for row in listed],
             windows=layout.windows,
             tokens=layout.tokens,
             stored=layout.stored,
             examples=examples,
             forward_tokens=int(layout.fed.sum()),
-            tokens_run=total,
-            dropped_tokens=sum(row.tokens for row in listed if row.status == "stored") - total,
+            tokens_run=running.total,
+            dropped_tokens=sum(row.tokens for row in listed if row.status == "stored") - running.total,
             source_digest=digest,
             ended=not cut and rows.ended,
             cursor=None if cut else rows.cursor,
             cut=cut,
-            span_documents={name: sum(name in of.met for of in spans) for name in self._reader.asked},
+            span_documents=running.met(self._reader.asked),
         )
 
-    def _lay_out(
-        self,
-        numbers: Sequence[int],
-        run: Sequence[np.ndarray],
-        spans: Sequence[TokenSpans],
-        labels: Sequence[Labels],
-        *,
-        strict: bool,
-    ) -> tuple[Layout, dict[str, list[ShardExamples]]]:
-        """Windows and rows of the documents that run, and the examples of every direction in them."""
-        flat = joined(numbers, run, self._rules)
-        found = [list(places(of, flat, spans, self._rules.excluded, strict=strict)) for of in labels]
+    def _lay_out(self, running: Running, *, strict: bool) -> tuple[Layout, dict[str, list[ShardExamples]]]:
+        """Windows and rows of the sequences that run, and the examples of every direction in them."""
+        variants = None if self._data.contrast is None else running.variant
+        flat = joined(running.document, running.ids, self._rules, variants)
+        spans = running.spans
+        found = [list(places(of, flat, spans, self._rules.excluded, strict=strict)) for of in running.labels]
         also = np.zeros(len(flat.token), bool)
         for place in itertools.chain.from_iterable(found):
             also[place.token] = True
         layout = lay_out(flat, self._rules, spans if self._reader.with_spans else None, also if found else None)
         return layout, {
             of.settings.name: [place.examples(flat, layout.captured) for place in of_direction]
-            for of, of_direction in zip(labels, found)
+            for of, of_direction in zip(running.labels, found)
         }
 
     def span_names(self, rows: Iterable[SourceRow], limit: int) -> list[frozenset[str]]:
         """The names of all spans of each of the first `limit` documents."""
-        found = self._reader.read(rows, limit)
-        return [frozenset(() if document.spans is None else document.spans.names) for document in found]
+        return [
+            frozenset(name for one in sequences if one.spans is not None for name in one.spans.names)
+            for sequences in self._reader.read(rows, limit)
+        ]
 
     def sizes(self, rows: Iterable[SourceRow], limit: int) -> list[tuple[int, int]]:
         """(tokens fed to the model, rows stored) of each of the first `limit` documents; (0, 0) if unusable."""
-        found = list(self._reader.read(rows, limit))
-        run = [
-            (number, ids)
-            for number, document in enumerate(found)
-            if (ids := self._reader.trimmed(document)) is not None
-        ]
-        spans = [of_document for number, _ in run for of_document in self._spans(found[number])]
-        labels = [Labels(direction) for direction in self._directions]
-        for slot, (number, _) in enumerate(run):
-            for label in labels:
-                label.add(number, found[number].row.values, slot, strict=False)
-        layout, _ = self._lay_out([number for number, _ in run], [ids for _, ids in run], spans, labels, strict=False)
-        sizes = [(0, 0)] * len(found)
-        for (number, _), fed, rows_stored in zip(run, layout.fed.tolist(), layout.rows.tolist()):
-            sizes[number] = (fed, rows_stored)
-        return sizes
+        running = Running([Labels(direction) for direction in self._directions])
+        count = 0
+        for sequences in self._reader.read(rows, limit):
+            for one in sequences:
+                ids = self._reader.trimmed(one)
+                if ids is not None:
+                    running.add(one, count, ids, self._spans(one), strict=False)
+            count += 1
+        layout, _ = self._lay_out(running, strict=False)
+        sizes = np.zeros((count, 2), np.int64)
+        np.add.at(sizes, np.array(running.document, np.int64), np.stack([layout.fed, layout.rows], axis=1))
+        return [(fed, stored) for fed, stored in sizes.tolist()]
 
     def count(self, rows: Iterable[SourceRow], limit: int) -> list[int]:
         """Tokens that would be fed to the model, for each of the first `limit` documents; 0 if unusable."""
@@ -228,10 +212,12 @@ class Tokeniser:
         spans = self._reader.trimmed_spans(document)
         return [] if spans is None else [spans]
 
-    def _refuse(self, document: Document, number: int, where: str) -> None:
-        trouble = document.trouble
-        assert trouble is not None
-        if self._data.on_bad == "fail" and not trouble.harmless:
+    def _refuse(self, sequences: Sequence[Document], number: int, where: str) -> None:
+        """Raises DocumentError for a document that cannot be used, where that is no matter of skipping."""
+        trouble = sequences[0].trouble
+        if trouble is not None and self._data.on_bad == "fail" and not trouble.harmless:
+            if len(sequences) == 1:  # of several the reason tells
+                where = f"{where}, column {self._data.columns[0]!r}"
             seen = trouble.detail if trouble.reason == reasons.NOT_VALID else f"{where}; {trouble.detail}".rstrip("; ")
             raise DocumentError(number, trouble.reason, seen)
 
@@ -242,10 +228,18 @@ class Tokeniser:
         if trouble is None and self._tokens.long == "truncate" and tokens > self._context:
             reason = reasons.TRUNCATED
         wanted = self._kept or ()
-        ours = {self._data.column, self._data.spans}
+        ours = {*self._data.columns, self._data.spans}
         kept = {k: v for k, v in document.row.values.items() if k not in ours or k in wanted}
         status = "stored" if trouble is None else "skipped"
-        return DocumentRow(document=number, tokens=tokens, rows=0, status=status, reason=reason, kept=kept)
+        return DocumentRow(
+            document=number,
+            variant=document.variant,
+            tokens=tokens,
+            rows=0,
+            status=status,
+            reason=reason,
+            kept=kept,
+        )
 
 
 def _require_bos(bos: int | None, tokens: TokenSettings, context: int, vocab_size: int) -> None:
@@ -292,17 +286,13 @@ def _excluded(capture: CaptureSettings, special: np.ndarray, bos: int | None, *,
     return excluded
 
 
-def _require_built(data: DataSettings, tokens: TokenSettings) -> None:
-    if data.contrast is not None:
-        raise NotBuiltError("data.contrast: not built yet")
-
-
 def _encoder(tokenizer: Any, data: DataSettings, tokens: TokenSettings) -> Encoder | None:
     """None for token ids, which need none and take any tokenizer, or none."""
     if data.kind == "ids":
         return None
     if tokenizer is None:
-        raise RequestError(f"tokens.tokenizer: the model has none, and data.{data.kind} = {data.column!r} needs one")
+        named = f"data.{data.kind} = {data.columns[0]!r}" if data.contrast is None else "data.contrast"
+        raise RequestError(f"tokens.tokenizer: the model has none, and {named} needs one")
     if not getattr(tokenizer, "is_fast", False):
         name = f"{tokens.tokenizer!r}" if tokens.tokenizer else "the model's"
         raise RequestError(

@@ -93,6 +93,7 @@ def lay_out(
         token=flat.token[kept],
         chunk=(_cut(first, kept) - _cut(first, flat.bounds[:-1])[owner]).astype(np.int32),
         special=rules.special[flat.token[kept]],
+        variant=None if flat.variant is None else flat.variant[owner],
         span=span,
         span_names=span_names,
     )
@@ -112,7 +113,7 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """All documents behind one another, with their separators."""
+    """All documents behind one another, with their separators; of a contrast each sequence counts as one here."""
 
     document: np.ndarray
     """int64 [D]: ids."""
@@ -124,13 +125,17 @@ class Flat:
     """int32 [N]"""
     position: np.ndarray
     """int32 [N]: in the document."""
+    variant: np.ndarray | None = None
+    """int8 [D]: which sequence of its document each of these is; None where a document has one."""
 
     def owner(self, at: np.ndarray) -> np.ndarray:
         """Index of the document of each of these tokens."""
         return np.asarray(np.searchsorted(self.bounds, at, side="right") - 1)
 
 
-def joined(documents: Sequence[int], ids: Sequence[np.ndarray], rules: WindowRules) -> Flat:
+def joined(
+    documents: Sequence[int], ids: Sequence[np.ndarray], rules: WindowRules, variants: Sequence[int] | None = None
+) -> Flat:
     """Documents by id and the tokens int32 [T] of each that run; `last` and numbers from the end count in those.
 
     In a stream the separator behind a document is a token of it at the position after its last, in no span.
@@ -146,6 +151,7 @@ def joined(documents: Sequence[int], ids: Sequence[np.ndarray], rules: WindowRul
         bounds=bounds,
         token=token,
         position=(np.arange(len(token)) - np.repeat(bounds[:-1], np.diff(bounds))).astype(np.int32),
+        variant=None if variants is None else np.array(variants, dtype=np.int8),
     )
 
 

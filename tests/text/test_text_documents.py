@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from textcase import byte_ids, digest_of, documents_of, rows_of, tokeniser
 from tiny import byte_tokenizer
 
-from harvest.errors import DocumentError, NotBuiltError, RequestError
+from harvest.errors import DocumentError, RequestError
 from harvest.records import SourceRow
 
 IDS = {"data": {"ids": "ids"}}
@@ -331,16 +331,3 @@ def test_a_bos_policy_needs_a_bos_token_of_the_tokenizer() -> None:
     tokenizer.bos_token = None
     with pytest.raises(RequestError, match=r"tokens\.bos = 'always'"):
         tokeniser(tokenizer, tokens={"bos": "always"})
-
-
-@pytest.mark.parametrize(
-    "settings_of",
-    [
-        {"data": {"contrast": ["a", "b"]}},
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(settings_of: Any) -> None:
-    (table,) = settings_of
-    (key,) = settings_of[table]
-    with pytest.raises(NotBuiltError, match=f"{table}.{key}"):
-        tokeniser(**settings_of)
