@@ -46,12 +46,16 @@ class Activations:
     """The rows of a name. `run[name][10:20]` and `run[name][indices]` are torch tensors, copies, of the stored dtype;
     of int8 rows the values, float32."""
 
-    def __init__(self, parts: Parts, name: str, width: int, dtype: str) -> None:
+    def __init__(self, parts: Parts, name: str, width: int, dtype: str, chunk_rows: int = 1) -> None:
+        """`chunk_rows`: those that have to be read together to read one, at most."""
         self.name = name
         self.shape = (parts.rows, width)
         self.stored = dtype
         """The stored dtype."""
         self.dtype = read_dtype(dtype)
+        self.row_bytes = width * self.dtype.itemsize
+        """As it is read."""
+        self.chunk_rows = chunk_rows
         self._rows = RawRows(parts, name, width, dtype)
         self._scales = RawRows(parts, scale_name(name), 1, "float32") if dtype == "int8" else None
 
@@ -87,10 +91,9 @@ class Activations:
         """Any row is as near as any other."""
         return self._rows.mapped
 
-    @property
-    def chunk_rows(self) -> int:
-        """Rows that have to be read together to read one, at most."""
-        return self._rows.chunk_rows
+    def over(self, rows: np.ndarray) -> torch.Tensor:
+        """What `empty` made as a tensor, sharing the memory."""
+        return as_tensor(rows, str(self.dtype).removeprefix("torch."))
 
     def gather(self, rows: np.ndarray, out: np.ndarray | None = None, threads: int = GATHER_THREADS) -> torch.Tensor:
         """Rows at int64 [n], each in [0, len), any order, as a tensor [n, d] over `out`, or a new one.

@@ -143,12 +143,6 @@ class RawRows:
         return self._mapped is not None or not self._parts.rows
 
     @functools.cached_property
-    def chunk_rows(self) -> int:
-        """Rows of the largest inner chunk that has to be read whole; 1 where rows can be read one by one."""
-        arrays = (self._array(part) for part in range(len(self._parts.records)))
-        return max((array.grid.inner for array in arrays if array.compressed), default=1)
-
-    @functools.cached_property
     def _mapped(self) -> _Mapped | None:
         """All objects in one range of addresses; None where the rows are elsewhere, or compressed."""
         parts = self._parts

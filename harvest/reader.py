@@ -27,6 +27,7 @@ from harvest.reduce.moments import NameStatistics
 from harvest.results import merged_statistics, summarise
 from harvest.store import layout
 from harvest.store.files import Files
+from harvest.store.grid import DTYPES
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 from harvest.store.tables import StoredTable, concat_documents
@@ -89,7 +90,10 @@ class Run:
             self._refuse_unstored(name)
             plan = self.record.plan  # the shards are held against it when they are read
             width, dtype = int(plan["names"][name]["width"]), str(plan["resolved"]["store_dtype"])
-            self._activations[name] = Activations(self._parts, name, width, dtype)
+            chunk_rows = 1
+            if self.record.job.get("store", {}).get("compression", "none") != "none":
+                chunk_rows = max(1, int(plan["resolved"]["chunk_bytes"]) // (width * np.dtype(DTYPES[dtype]).itemsize))
+            self._activations[name] = Activations(self._parts, name, width, dtype, chunk_rows)
         return self._activations[name]
 
     def _refuse_unstored(self, what: str) -> None:
@@ -190,7 +194,9 @@ class Run:
 
         The order depends on the number of rows, `seed` and the epoch alone; the object may be looped over again, and
         goes on with the next epoch. `where`: indices, a mask or a pyarrow
-        expression over the token table. `mixing`: "auto" and "global" shuffle over all rows.
+        expression over the token table. `mixing`: "global" shuffles over all rows, "blocks" mixes blocks of rows a pool
+        at a time (`.mixing` of the result says how many) and reads them whole; "auto" is "global" for uncompressed
+        rows on this machine's disk and "blocks" elsewhere, where "global" costs a request or a chunk for every row.
         """
         single = isinstance(names, str)
         arrays = [self[name] for name in ([names] if isinstance(names, str) else names)]
@@ -203,9 +209,7 @@ class Run:
                 raise RequestError(f"{setting} = {value!r}: allowed are whole numbers of at least {least}")
         if type(rank) is not int or not 0 <= rank < world:
             raise RequestError(f"rank = {rank!r}: allowed are 0 to {world - 1}, world being {world}")
-        if mixing == "blocks":
-            raise NotBuiltError("mixing = 'blocks': not built in this version; allowed are 'auto' and 'global'")
-        if mixing not in ("auto", "global"):
+        if mixing not in ("auto", "global", "blocks"):
             raise RequestError(f"mixing = {mixing!r}: allowed are 'auto', 'global' and 'blocks'")
         return Batches(
             arrays,
@@ -221,6 +225,7 @@ class Run:
             world=world,
             dtype=_torch_dtype(dtype),
             device=device,
+            blocks=mixing == "blocks" or (mixing == "auto" and not all(array.mapped for array in arrays)),
         )
 
     def _selected(self, where: Any) -> np.ndarray | None:

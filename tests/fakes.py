@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harvest.int8 import codes_of, quantise
 from harvest.records import (
     DOCUMENTS_PER_FILE,
     FORMAT_VERSION,
@@ -31,7 +32,8 @@ from harvest.store.opening import open_files
 from harvest.store.tables import documents_table, keys_digest, tokens_table
 
 LIFE = "0123abcd"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
+"""Stored dtype -> what rows are read as."""
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Fake:
     tokens: dict[str, np.ndarray]
     """Column -> all rows in order."""
     rows: dict[str, torch.Tensor]
-    """Name -> all rows in the stored dtype."""
+    """Name -> all rows as they are read."""
     records: list[ShardRecord] = field(default_factory=list)
 
 
@@ -88,6 +90,8 @@ def write_run(
     change: Mapping[tuple[str, int], Any] | None = None,
     object_bytes: int = 256 << 20,
     chunk_bytes: int = 256,
+    compression: str = "none",
+    model: str = "m",
 ) -> Fake:
     """A run with one shard per entry of `shards`, which lists the tokens of its documents.
 
@@ -99,11 +103,17 @@ def write_run(
     ledger = Ledger(files)
     numbers = list(files_of or [0] * len(shards))
     plan = {
-        "resolved": {"names": list(names), "store_dtype": dtype, "shard_documents": 8},
+        "resolved": {
+            "names": list(names),
+            "store_dtype": dtype,
+            "shard_documents": 8,
+            "chunk_bytes": chunk_bytes,
+        },
         "files": [{"name": f"{number}.jsonl", "rows": None} for number in range(max(numbers, default=0) + 1)],
         "names": {name: {"width": width, "module": name} for name, width in names.items()},
     }
-    ledger.create_run(RunRecord(job={"data": {"limit": None, "max_tokens": None}}, plan=plan, fingerprint={}))
+    job = {"data": {"limit": None, "max_tokens": None}, "store": {"compression": compression}}
+    ledger.create_run(RunRecord(job=job, plan=plan, fingerprint={"fingerprint.model": model}))
     fake = Fake(str(path), files, names, {}, {})
     starts: dict[int, tuple[int, int]] = {}
     parts: list[TokenColumns] = []
@@ -120,7 +130,17 @@ def write_run(
         }
         for name, array in arrays.items():
             rows[name].append(array)
-        record = _write_shard(files, shard, lengths, columns, arrays, dtype, moments, store, object_bytes, chunk_bytes)
+        scales = {name: quantise(array) for name, array in arrays.items()} if dtype == "int8" else {}
+        writer = AttemptWriter(
+            files,
+            layout.attempt_name(shard.key, LIFE, 1),
+            _specs(arrays, dtype, compression) if store else {},
+            chunk_bytes=chunk_bytes,
+            object_bytes=object_bytes,
+        )
+        if store:
+            _append(writer, arrays, scales, dtype)
+        record = _write_shard(writer, shard, lengths, columns, arrays, moments, store)
         record = replace(record, ended=number not in numbers[at + 1 :])
         assert ledger.commit(record)
         fake.records.append(record)
@@ -144,21 +164,35 @@ def _changed(
     return torch.from_numpy(coded).to(DTYPES[dtype])
 
 
+def _specs(arrays: Mapping[str, torch.Tensor], dtype: str, compression: str) -> dict[str, ArraySpec]:
+    specs = {}
+    for name, rows in arrays.items():
+        specs[name] = ArraySpec(rows=len(rows), width=rows.shape[1], dtype=dtype, compression=compression)
+        if dtype == "int8":
+            specs[f"{name}.scale"] = ArraySpec(rows=len(rows), width=1, dtype="float32", compression=compression)
+    return specs
+
+
+def _append(
+    writer: AttemptWriter, arrays: Mapping[str, torch.Tensor], scales: Mapping[str, torch.Tensor], dtype: str
+) -> None:
+    for name, rows in arrays.items():
+        if dtype == "int8":
+            writer.append(name, codes_of(rows, scales[name]).numpy())
+            writer.append(f"{name}.scale", scales[name][:, None].numpy())
+        else:
+            writer.append(name, (rows.view(torch.int16) if dtype == "bfloat16" else rows).numpy().view(_stored(dtype)))
+
+
 def _write_shard(
-    files: Files,
+    writer: AttemptWriter,
     shard: Shard,
     lengths: Sequence[int],
     columns: TokenColumns,
     arrays: Mapping[str, torch.Tensor],
-    dtype: str,
     moments: bool,
     store: bool,
-    object_bytes: int,
-    chunk_bytes: int,
 ) -> ShardRecord:
-    attempt = layout.attempt_name(shard.key, LIFE, 1)
-    specs = {name: ArraySpec(rows=len(rows), width=rows.shape[1], dtype=dtype) for name, rows in arrays.items()}
-    writer = AttemptWriter(files, attempt, specs if store else {}, chunk_bytes=chunk_bytes, object_bytes=object_bytes)
     reduction: Any = Moments() if moments else Health()
     states = {
         name: reduction.update(
@@ -167,9 +201,6 @@ def _write_shard(
         )
         for name, rows in arrays.items()
     }
-    for name, rows in arrays.items():
-        if store:
-            writer.append(name, (rows.view(torch.int16) if dtype == "bfloat16" else rows).numpy().view(_stored(dtype)))
     odd = {int(i) for rows in arrays.values() for i in columns.document[~rows.isfinite().all(dim=1).numpy()]}
     first = shard.file * DOCUMENTS_PER_FILE + shard.start
     documents = [
@@ -190,7 +221,7 @@ def _write_shard(
     return ShardRecord(
         format=FORMAT_VERSION,
         shard=shard,
-        attempt=attempt,
+        attempt=writer.attempt,
         rows=len(columns),
         documents=len(documents),
         skipped={"empty": sum(n == 0 for n in lengths)} if 0 in lengths else {},

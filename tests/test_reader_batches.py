@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harvest
-from harvest.batches import Shuffle
 from harvest.errors import DamageError, RequestError
+from harvest.shuffle import Shuffle
 
 
 @pytest.fixture(scope="module")

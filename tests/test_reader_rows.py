@@ -320,7 +320,6 @@ def test_a_run_that_kept_no_moments_says_so(tmp_path: Path) -> None:
     "call",
     [
         lambda run: run.find(text="a"),
-        lambda run: run.batches("mlp.1", mixing="blocks"),
         lambda run: harvest.open([run.path, run.path]),
     ],
 )

@@ -34,6 +34,8 @@ LEVELS = {
     "storedrows": 4,
     "rawrows": 4,
     "activations": 4,
+    "shuffle": 3,
+    "pools": 4,
     "tokens": 4,
     "batches": 4,
     "features": 4,

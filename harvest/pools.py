@@ -1,0 +1,92 @@
+"""Pools of rows in memory: what batches are made of where a row alone would cost a request, or a whole chunk."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from harvest.activations import Activations
+from harvest.shuffle import BlockOrder, Places
+
+POOL_BYTES = 256 << 20
+"""Of a pool, over all names; up to three are in memory: one in use, the one before it, the next one being read."""
+BLOCK_BYTES = 1 << 20
+"""Of a block of the widest name, where rows can be read one by one: what is worth a request."""
+HELD = 3
+READERS = 4
+"""Blocks that are read at a time: in an object store each waits for an answer, and decoding takes a core."""
+
+
+def block_order(arrays: Sequence[Activations], count: int, seed: int) -> BlockOrder:
+    """For batches of so many rows of these names; whole chunks where those have to be read whole."""
+    widest = max(array.row_bytes for array in arrays)
+    block_rows = max(max(1, BLOCK_BYTES // widest), *(array.chunk_rows for array in arrays))
+    return BlockOrder(count, block_rows, POOL_BYTES // sum(array.row_bytes for array in arrays), seed)
+
+
+class Pools:
+    """Reads pools when they are first asked for, and ahead when told; any number of threads may ask."""
+
+    def __init__(self, arrays: Sequence[Activations], order: BlockOrder, rows: np.ndarray | None) -> None:
+        """`rows` int64 [count]: the row of the run at each row of the order; None where they are the same."""
+        self._arrays, self._order, self._rows = arrays, order, rows
+        self._held: OrderedDict[tuple[int, int, int], Future[list[torch.Tensor]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def ask(self, epoch: int, pool: int) -> Future[list[torch.Tensor]]:
+        """The rows of a pool, [its rows, d] for each name; being read when this returns."""
+        key = (os.getpid(), 0 if self._order.pools == 1 else epoch, pool)
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = _behind(key[0]).submit(self._read, epoch, pool)
+                while len(self._held) > HELD:
+                    self._held.popitem(last=False)
+            self._held.move_to_end(key)
+            return self._held[key]
+
+    def take(self, epoch: int, places: Places, room: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Rows at these places, [k, d] over `room` for each name."""
+        for pool in np.unique(places.pool).tolist():
+            at = np.flatnonzero(places.pool == pool)
+            inside = torch.from_numpy(places.inside[at])
+            for tensor, out in zip(self.ask(epoch, pool).result(), self._tensors(room)):
+                if len(at) == len(out):
+                    torch.index_select(tensor, 0, inside, out=out)
+                else:
+                    out[torch.from_numpy(at)] = tensor[inside]
+        return self._tensors(room)
+
+    def _tensors(self, room: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        return [array.over(out) for array, out in zip(self._arrays, room)]
+
+    def _read(self, epoch: int, pool: int) -> list[torch.Tensor]:
+        blocks = self._order.rows_of(epoch, pool)
+        starts = np.cumsum([0, *map(len, blocks)]).tolist()
+        room = [array.empty(starts[-1]) for array in self._arrays]
+
+        def read(number: int) -> None:
+            block = blocks[number]
+            rows = np.arange(block.start, block.stop) if self._rows is None else self._rows[block.start : block.stop]
+            for array, out in zip(self._arrays, room):
+                array.gather(rows, out[starts[number] : starts[number + 1]], threads=1)
+
+        list(_readers(os.getpid()).map(read, range(len(blocks))))
+        return self._tensors(room)
+
+
+@functools.cache
+def _behind(process: int) -> ThreadPoolExecutor:
+    """Reads one pool at a time; per process: threads do not survive a fork."""
+    return ThreadPoolExecutor(1, thread_name_prefix="harvest-pool")
+
+
+@functools.cache
+def _readers(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(READERS, thread_name_prefix="harvest-blocks")
