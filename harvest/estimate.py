@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
 
 from harvest.config import Job
+from harvest.examples import labelled
+from harvest.reduce.base import Block, Reduction, save_states
+from harvest.reduce.concepts import Concepts
+from harvest.reduce.health import Health
+from harvest.reduce.labels import make_labels
+from harvest.reduce.moments import Moments
 from harvest.source.rows import Rows, Source
 from harvest.text.tokenise import Tokeniser
 
@@ -26,6 +36,8 @@ LIBRARY_BYTES = 900 * MIB
 """torch, transformers, pyarrow and datasets once they are imported."""
 BYTES_PER_BATCH_TOKEN = 128 * 1024
 """Of a forward's own intermediate values, for models of the 1B class."""
+NORMS = 16.0
+"""Of the rows of a name, the largest against the smallest: 64 counts of a histogram to every factor of two."""
 TEXT_BYTES = 2 * SHARD_TOKENS * 256
 """Two shards of tokens and their tables: one being run, one read ahead."""
 
@@ -41,6 +53,8 @@ class Estimate:
     shards: int | None
     bytes_per_row: int
     """Of all names together."""
+    state_bytes: int
+    """Of a shard's sums, without what waits for its partner in another shard."""
     store_bytes: int | None
     memory_bytes: int
     """Peak of one worker."""
@@ -109,28 +123,59 @@ def estimate(
     shard_documents: int,
     bytes_per_row: int,
     bytes_per_document: int,
+    state_bytes: int,
     memory_bytes: int,
     free_bytes: int | None,
 ) -> Estimate:
-    """What the first documents say of all; `memory_bytes` from `worker_memory`, `bytes_per_document` of pooled rows."""
+    """What the first documents say of all; `memory_bytes` from `worker_memory`, `state_bytes` from `state_bytes_of`,
+    `bytes_per_document` of pooled rows."""
     documents = _documents(job, source)
     tokens = rows = stored = None
+    shards = _shards(job, source, shard_documents)
     if documents is not None:
         tokens = round(documents * probe.tokens / max(1, probe.documents))
         share = 1.0 if job.data.max_tokens is None else min(1.0, job.data.max_tokens / max(1, tokens))
         tokens, rows = round(share * tokens), round(share * documents * probe.rows / max(1, probe.documents))
         stored = rows * (bytes_per_row + TABLE_BYTES_PER_ROW) if job.capture.store else 0
         stored += round(share * documents) * bytes_per_document
+        stored += state_bytes * (math.ceil(share * documents / shard_documents) if shards is None else shards)
     return Estimate(
         documents=documents,
         tokens=tokens,
         rows=rows,
-        shards=_shards(job, source, shard_documents),
+        shards=shards,
         bytes_per_row=bytes_per_row,
+        state_bytes=state_bytes,
         store_bytes=stored,
         memory_bytes=memory_bytes,
         free_bytes=free_bytes,
     )
+
+
+def state_bytes_of(job: Job, widths: Mapping[str, int]) -> int:
+    """Bytes of one shard's saved sums; `widths`: name -> values of a row.
+
+    Norms are taken to lie within a factor of NORMS of one another. Pairs come on top: their keys, and the members whose
+    partner lies in another shard.
+    """
+    number = np.arange(3, dtype=np.int64)
+    rows = {name: torch.tensor([1.0, NORMS, 1.0])[:, None].expand(3, width) for name, width in widths.items()}
+    concepts, labels = Concepts(), make_labels(np.array([0, 1, 1]), rows=3)
+    reduction: Reduction[Any] = Moments() if job.statistics.moments else Health()
+    own = {
+        name: reduction.update(
+            reduction.zero(), Block(rows=row, special=number == 2, document=number, position=number.astype(np.int32))
+        )
+        for name, row in rows.items()
+    }
+    one = {name: concepts.update(concepts.zero(), row, labels) for name, row in rows.items()}
+    sums = {
+        f"{direction.name}/{labelled(name, read.label)}": one[name]
+        for direction in job.read_directions
+        for read in direction.reads
+        for name in rows
+    }
+    return len(save_states([(reduction, own), (concepts, sums)]))
 
 
 def worker_memory(

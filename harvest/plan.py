@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
 from harvest.errors import NotBuiltError, RequestError
-from harvest.estimate import Estimate, estimate, probe_documents, shard_documents, span_names, worker_memory
+from harvest.estimate import (
+    Estimate,
+    estimate,
+    probe_documents,
+    shard_documents,
+    span_names,
+    state_bytes_of,
+    worker_memory,
+)
 from harvest.examples import keeps_examples
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
@@ -170,6 +178,7 @@ def make_plan(
             shard_documents=resolved.shard_documents,
             bytes_per_row=bytes_per_row,
             bytes_per_document=bytes_per_document,
+            state_bytes=state_bytes_of(job, {str(name): name.width for name in found.names}),
             memory_bytes=memory,
             free_bytes=free_bytes,
         ),

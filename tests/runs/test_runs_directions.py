@@ -542,5 +542,47 @@ def test_examples_are_in_the_plans_figures(tmp_path: Path) -> None:
         return make_plan(load_job({**settings, **tables}), model=model, tokenizer=byte_tokenizer()).estimate
 
     plain, read = planned(), planned(directions=[asked(read=["last", "mean", "all"])])
-    assert read.store_bytes - plain.store_bytes == 20 * 2 * 3 * 16 * 4
+    assert plain.shards == 1
+    assert read.store_bytes - plain.store_bytes == 20 * 2 * 3 * 16 * 4 + read.state_bytes - plain.state_bytes
     assert read.memory_bytes > plain.memory_bytes
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_the_bytes_of_sums_stand_in_the_plan_and_are_those_on_disk(tmp_path: Path, moments: bool) -> None:
+    from harvest import show
+    from harvest.config import load_job
+    from harvest.plan import make_plan
+
+    model, source = tiny_llama(vocab=300), jsonl(tmp_path / "a.jsonl", texts(20))
+    tables = {
+        "directions": [asked(read=["last", "mean", "all"]), asked(name="t", read=-1)],
+        "statistics": {"moments": moments},
+        "store": {"shard_documents": 5},
+    }
+    run(tmp_path / "run", source, model=model, **tables)
+    settings = {"model": {"name": "m"}, "data": {"path": str(source)}, "run": {"path": str(tmp_path / "r")}, **tables}
+    plan = make_plan(load_job(settings), model=model, tokenizer=byte_tokenizer())
+    sizes = [path.stat().st_size for path in (tmp_path / "run").rglob("states.safetensors")]
+    assert len(sizes) == 4
+    assert max(abs(size - plan.estimate.state_bytes) for size in sizes) <= 0.25 * plan.estimate.state_bytes
+    bare = make_plan(load_job({**settings, "directions": []}), model=model, tokenizer=byte_tokenizer()).estimate
+    examples = 20 * 3 * 3 * 16 * 4
+    assert plan.estimate.store_bytes - bare.store_bytes == examples + 4 * (plan.estimate.state_bytes - bare.state_bytes)
+    shown = show.plan(plan)
+    assert shown.data["state_bytes"] == plan.estimate.state_bytes
+    assert "a shard" in next(line for line in shown.text.splitlines() if line.startswith("sums "))
+
+
+def test_a_run_of_sums_alone_keeps_at_most_a_hundredth_of_its_rows_bytes(tmp_path: Path) -> None:
+    model = tiny_llama(layers=2, vocab=300, hidden_size=64)
+    rows = [{"text": "abcdef"[i % 6] * 61 + "xy"[i % 2], "label": str(i % 2)} for i in range(640)]
+    source = jsonl(tmp_path / "a.jsonl", rows)
+    modes = ["mean_difference", "single_group"]
+    capture = {"layers": [0, 1], "store": False}
+    run(tmp_path / "run", source, model=model, capture=capture, directions=[asked(modes=modes, holdout=0.2)])
+    opened = harvest.open(tmp_path / "run")
+    assert opened.directions()["s"][AT].status == "ok"
+    stored = sum(path.stat().st_size for path in (tmp_path / "run" / "shards").rglob("*") if path.is_file())
+    would = opened.statistics()[AT].count * 2 * 64 * 4
+    assert opened.statistics()[AT].count == 640 * 63
+    assert stored <= would / 100, (stored, would)
