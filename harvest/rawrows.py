@@ -21,7 +21,7 @@ from harvest.store.mapped import MappedRows, can_map
 MAX_OPEN_ARRAYS = 16_384
 """Arrays kept open by one run: each maps at least one object, and Linux allows 65,530 maps to a process."""
 DECODED_BYTES = 64 << 20
-"""Of compressed chunks that stay decoded, over all names: rows that are read one after another share theirs."""
+"""Of compressed chunks that stay decoded, beside one of each name: rows read one after another share theirs."""
 PIECE_BYTES = 1 << 20
 """What is worth handing to another thread."""
 GATHER_THREADS = 4
@@ -34,8 +34,9 @@ GUESSES = 4
 class Parts:
     """Which rows lie in which shard: shards in dataset order, those of one run after those of another."""
 
-    def __init__(self, runs: Sequence[tuple[Files, Sequence[ShardRecord]]]) -> None:
-        """`runs`: the files and records of each run, most often of one."""
+    def __init__(self, runs: Sequence[tuple[Files, Sequence[ShardRecord]]], chunks_bytes: int = 0) -> None:
+        """`runs`: the files and records of each run, most often of one; `chunks_bytes`: of a compressed chunk of each
+        name together."""
         held = [(number, files, record) for number, (files, records) in enumerate(runs) for record in records]
         held = [part for part in held if part[2].rows]
         self.runs = [number for number, _, _ in held]
@@ -47,7 +48,7 @@ class Parts:
         self.starts = np.cumsum([0, *(record.rows for record in self.records)], dtype=np.int64)
         self.rows = int(self.starts[-1])
         self._arrays: OrderedDict[tuple[int, str], StoredArray] = OrderedDict()
-        self._decoded = DecodedChunks(DECODED_BYTES)
+        self._decoded = DecodedChunks(DECODED_BYTES + chunks_bytes)
         self._lock = threading.Lock()
 
     def split(self, indices: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -60,7 +60,7 @@ class Run:
         """Every shard is committed."""
         self.shards: list[ShardRecord] = list(ledger.records().values())
         """Commit records in dataset order."""
-        self._parts = Parts([(files, self.shards)])
+        self._parts = Parts([(files, self.shards)], _chunk_bytes(record) * len(record.plan["resolved"]["names"]))
         self._tokens = TokenRows(
             self._parts,
             spans=bool(record.plan["resolved"].get("spans")),
@@ -90,9 +90,7 @@ class Run:
             self._refuse_unstored(name)
             plan = self.record.plan  # the shards are held against it when they are read
             width, dtype = int(plan["names"][name]["width"]), str(plan["resolved"]["store_dtype"])
-            chunk_rows = 1
-            if self.record.job.get("store", {}).get("compression", "none") != "none":
-                chunk_rows = max(1, int(plan["resolved"]["chunk_bytes"]) // (width * np.dtype(DTYPES[dtype]).itemsize))
+            chunk_rows = max(1, _chunk_bytes(self.record) // (width * np.dtype(DTYPES[dtype]).itemsize))
             self._activations[name] = Activations(self._parts, name, width, dtype, chunk_rows)
         return self._activations[name]
 
@@ -312,6 +310,13 @@ class Run:
         if labels is None:
             return found
         return found, labels_of(self.documents(), [labels] if isinstance(labels, str) else labels)
+
+
+def _chunk_bytes(record: RunRecord) -> int:
+    """Of what has to be read to read one row, decoded; 0 where rows lie open."""
+    if record.job.get("store", {}).get("compression", "none") == "none":
+        return 0
+    return int(record.plan["resolved"]["chunk_bytes"])
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

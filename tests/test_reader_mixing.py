@@ -1,4 +1,4 @@
-"""Batches from mixed blocks: every row once, in an order that sizes and seed decide, for few requests and little RAM."""
+"""Batches from mixed blocks: every row once, in an order that sizes and seed decide, for few requests and bytes."""
 
 from __future__ import annotations
 

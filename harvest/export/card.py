@@ -62,7 +62,7 @@ def _column(selected: Selected, column: Any) -> dict[str, Any]:
         "module": selected.run.record.plan["names"][column.name].get("module"),
         "width": column.width,
         "dtype": column.dtype,
-        "stored_dtype": str(column.array.dtype).removeprefix("torch."),
+        "stored_dtype": column.array.stored,
     }
 
 

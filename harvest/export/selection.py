@@ -152,8 +152,8 @@ class Selected:
 
     @property
     def _stages(self) -> bool:
-        """Rows are picked out of an object store."""
-        return not self.run.files.local and self.units.span(0, 1) is None
+        """Rows are picked out of an object store, or out of compressed chunks."""
+        return self.units.span(0, 1) is None and not all(column.array.mapped for column in self.columns)
 
     def _gather(self, column: Column, numbers: np.ndarray) -> torch.Tensor:
         if not self._stages:

@@ -1,6 +1,6 @@
-"""Rows of a run in an object store, copied to this machine once, in large reads, for an export that picks them out.
+"""Rows of a run in an object store, or compressed, copied to a file here once, for an export that picks them out.
 
-Shuffled or filtered straight from the store, every row would be a request of its own.
+Shuffled or filtered straight from the store, every row would be a request of its own, or a whole chunk decoded.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ def refuse_without_room(needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise RequestError(
-            f"a run in an object store, shuffled or filtered, is copied to {folder} first: {needed:,} bytes are "
-            f"needed, {free:,} are free; TMPDIR names another folder"
+            f"a run in an object store or compressed, shuffled or filtered, is copied to {folder} first: {needed:,} "
+            f"bytes are needed, {free:,} are free; TMPDIR names another folder"
         )
