@@ -79,6 +79,8 @@ class Watch:
     """Raises LostLeaseError when another coordinator has taken over; asked before each object that is written."""
     wanted: Callable[[Assignment], bool] = lambda assignment: True
     """Whether this try is still needed; asked before a shard is read, and before each window's forward."""
+    ending: Callable[[], None] = lambda: None
+    """The pipeline breaks off: the iterator that it takes shards from must not wait for another one."""
 
 
 class Pipeline:
@@ -108,16 +110,20 @@ class Pipeline:
             Ahead(map(self.read, assignments), depth=1, name="harvest-read") as texts,
             Behind(depth=4, name="harvest-write") as behind,
         ):
-            for item in texts:
-                if item is not None:
-                    assignment, text = item
-                    future = self.harvest(assignment, text, capture, behind)
-                    pending.append((assignment, future))
-                    future.add_done_callback(lambda _: texts.wake())  # its outcome must not wait for the next shard
-                while len(pending) > 1 or (pending and pending[0][1].done()):
+            try:
+                for item in texts:
+                    if item is not None:
+                        assignment, text = item
+                        future = self.harvest(assignment, text, capture, behind)
+                        pending.append((assignment, future))
+                        future.add_done_callback(lambda _: texts.wake())  # its outcome must not wait for the next shard
+                    while len(pending) > 1 or (pending and pending[0][1].done()):
+                        yield _outcome(*pending.popleft())
+                while pending:
                     yield _outcome(*pending.popleft())
-            while pending:
-                yield _outcome(*pending.popleft())
+            except BaseException:
+                self.watch.ending()
+                raise
 
     def read(self, assignment: Assignment) -> tuple[Assignment, ShardText | Exception]:
         """Reads and tokenises a whole shard; its error travels along, for this shard alone."""

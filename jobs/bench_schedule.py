@@ -69,6 +69,9 @@ class Idle:
     def newcomers(self) -> Sequence[str]:
         return []
 
+    def leaving(self) -> frozenset[str]:
+        return frozenset()
+
 
 def record(assignment: Assignment, life: str) -> ShardRecord:
     """As long as one of the demo's."""

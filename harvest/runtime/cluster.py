@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.state import state as node_state
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 from ray.util import metrics
 
@@ -127,7 +128,7 @@ class RayCrew:
 
     def __init__(self, plan: Plan, workers: int, life: str, *, reserve_memory: bool) -> None:
         self.workers: Sequence[str] = [f"worker-{number}" for number in range(workers)]
-        self.needs = f"{cpus_per_worker(plan):g} CPUs and {gpus_per_worker(plan):g} GPUs"
+        self.needs = _in_words(_needs(plan))
         self._plan, self._life, self._reserve_memory = plan, life, reserve_memory
         self._calls: dict[Any, str] = {}
         self._births: Counter[str] = Counter()
@@ -144,6 +145,7 @@ class RayCrew:
             namespace=NAMESPACE,
             num_cpus=cpus_per_worker(plan),
             num_gpus=gpus_per_worker(plan),
+            resources=dict(plan.job.run.resources),
             memory=plan.estimate.memory_bytes if self._reserve_memory else None,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
@@ -195,6 +197,10 @@ class RayCrew:
         self.workers = [*self.workers, *new]
         self._actors.update({worker: self._create(worker) for worker in new})
         return new
+
+    def leaving(self) -> frozenset[str]:
+        """Nodes that Ray drains: told of a preemption, scaled down, or by `ray drain-node`."""
+        return frozenset(node_state.get_draining_nodes())
 
     def close(self) -> None:
         """Ends every worker."""
@@ -295,19 +301,32 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
+def _needs(plan: Plan) -> dict[str, float]:
+    """What Ray sets aside for one worker."""
+    needs = {"CPU": cpus_per_worker(plan), "GPU": gpus_per_worker(plan), **plan.job.run.resources}
+    return {kind: amount for kind, amount in needs.items() if amount}
+
+
+def _in_words(needs: dict[str, float]) -> str:
+    plural = {"CPU": "CPUs", "GPU": "GPUs"}
+    return " and ".join(f"{amount:g} {plural.get(kind, kind)}" for kind, amount in needs.items()) or "nothing"
+
+
 def _refuse_what_cannot_fit(plan: Plan) -> None:
     """A worker that fits on no node would be waited for until the end of days."""
-    needs = {"CPU": cpus_per_worker(plan), "GPU": gpus_per_worker(plan)}
+    needs = _needs(plan)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(kind, 0) >= amount for kind, amount in needs.items() if amount) for node in nodes):
+    if any(all(node.get(kind, 0) >= amount for kind, amount in needs.items()) for node in nodes):
         return
-    for kind, setting in (("GPU", "gpus_per_worker"), ("CPU", "cpus_per_worker")):
+    settings = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker"}
+    for kind, amount in needs.items():
         most = max((node.get(kind, 0) for node in nodes), default=0)
-        if needs[kind] > most:
+        if amount > most:
+            setting = settings.get(kind, f"resources.{kind}")
             raise RequestError(
-                f"run.{setting} = {needs[kind]:g}: no node of the cluster has that many; the largest has {most:g}"
+                f"run.{setting} = {amount:g}: no node of the cluster has that many; the largest has {most:g}"
             )
-    raise RequestError(f"run: no single node of the cluster has {needs['CPU']:g} CPUs and {needs['GPU']:g} GPUs")
+    raise RequestError(f"run: no single node of the cluster has {_in_words(needs)}")
 
 
 def _run_name(plan: Plan) -> str:

@@ -80,6 +80,9 @@ class Crew(Protocol):
         Raises WorkError where there will never be any again.
         """
 
+    def leaving(self) -> frozenset[str]:
+        """Nodes that are announced to be taken away soon: a preemption notice, a drain."""
+
 
 @dataclass(slots=True)
 class _Member:
@@ -124,6 +127,7 @@ class Lead:
         self._members = {worker: _Member(since=clock()) for worker in crew.workers}
         self._warm: set[str] = set()
         """Nodes on which a model has been loaded."""
+        self._leaving: frozenset[str] = frozenset()
         self._looked = self._grew = self._told = clock()
         self._was_ready = False
 
@@ -187,7 +191,7 @@ class Lead:
     def _send(self, worker: str) -> None:
         member, now = self._members[worker], self._clock()
         assignments = []
-        if member.stage == "ready":
+        if member.stage == "ready" and not self._is_leaving(member):
             while (assignment := self._schedule.next(worker, now)) is not None:
                 assignments.append(assignment)
         wait = BUSY_SECONDS if assignments else IDLE_SECONDS
@@ -199,6 +203,12 @@ class Lead:
             wait_seconds=0.0 if member.heard is None else max(wait, len(self._members) / REPLIES_PER_SECOND),
         )
         self._crew.send(worker, order)
+
+    def _is_leaving(self, member: _Member) -> bool:
+        """Its node will be gone before another shard is done, and there is someone else to do it."""
+        return member.node in self._leaving and any(
+            other.stage == "ready" and other.node not in self._leaving for other in self._members.values()
+        )
 
     def _may_load(self, member: _Member) -> bool:
         """One worker of a node first, which brings the weights into its memory; then a few at a time."""
@@ -235,8 +245,9 @@ class Lead:
     # ---- all of them -------------------------------------------------------------------------------------------
 
     def _look_around(self) -> None:
-        """Once a second: who has not answered, and what the gauges say."""
+        """Once a second: who has not answered, which nodes will go, and what the gauges say."""
         now = self._clock()
+        self._leaving = self._crew.leaving()
         for worker, member in list(self._members.items()):
             if member.silent:
                 member.silent = False

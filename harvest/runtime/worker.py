@@ -213,13 +213,15 @@ class Worker:
     def _watch(self, lease: LeaseWatch) -> Watch:
         def still_mine() -> None:
             self._moved = time.monotonic()
-            try:
-                lease.check()
-            except LostLeaseError:
-                self._inbox.put(None)  # nobody will send more: the reading thread must not wait for it
-                raise
+            lease.check()
 
-        return Watch(was_read=self._was_read, advanced=self._advanced, still_mine=still_mine, wanted=self._wanted)
+        return Watch(
+            was_read=self._was_read,
+            advanced=self._advanced,
+            still_mine=still_mine,
+            wanted=self._wanted,
+            ending=lambda: self._inbox.put(None),
+        )
 
     def _assignments(self) -> Iterator[Assignment]:
         while True:

@@ -175,9 +175,22 @@ class RunSettings(Settings):
     address: str | None = None
     gpus_per_worker: Amount = "auto"
     cpus_per_worker: Amount = "auto"
+    resources: dict[str, float] = Field(default={})
+    """Custom resources of the cluster's nodes that a worker takes: name -> amount."""
     threads: Threads = "auto"
     attempts: int = Field(default=3, ge=1, le=MOST)
     overwrite: bool = False
+
+    @field_validator("resources")
+    @classmethod
+    def _custom_ones(cls, resources: dict[str, float]) -> dict[str, float]:
+        settings = {"cpu": "run.cpus_per_worker", "gpu": "run.gpus_per_worker", "memory": "the plan"}
+        for kind, amount in resources.items():
+            if decided := settings.get(kind.lower()):
+                raise ValueError(f"{kind}: decided by {decided}; leave it out")
+            if not 0 < amount <= MOST or (amount > 1 and amount != int(amount)):
+                raise ValueError(f"{kind} = {amount:g}: allowed are shares of at most 1 and whole numbers")
+        return resources
 
     @field_validator("storage")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ from harvest.config import load_job
 from harvest.errors import RequestError, WorkError
 from harvest.runtime import coordinate
 from harvest.runtime.progress import Silent
+from harvest.runtime.status import status_of
+from harvest.store.opening import open_files
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
@@ -42,6 +45,8 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ[name] = "testing"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     cluster = Cluster(
         initialize_head=True,
@@ -126,6 +131,10 @@ def test_a_killed_worker_loses_no_row_and_comes_back(
     assert len(watcher.lost) == 1
     assert first_difference(clean, found) is None
     assert attempts_without_record(tmp_path / "run") == []
+    summary = json.loads((tmp_path / "run" / "complete.json").read_text())
+    assert summary["rows"] == len(found.keys)  # E64: what a worker had counted for itself went with it
+    assert summary["documents"] == len(found.documents)
+    assert status_of(str(tmp_path / "run"))["rows"] == len(found.keys)
 
 
 def test_a_stopped_worker_is_replaced(
@@ -149,6 +158,81 @@ def test_a_whole_node_dies_and_no_shard_is_blamed(nodes: Any, job: Path, clean: 
     found = run(job, tmp_path / "run", watcher, "run.workers=3", "run.attempts=1")
     assert first_difference(clean, found) is None
     nodes.add_node(num_cpus=2)
+
+
+def test_a_node_with_a_preemption_notice_is_left_in_order(
+    nodes: Any, job: Path, clean: PlainRun, tmp_path: Path
+) -> None:
+    """Its worker gets nothing new, and when the node has gone no shard is blamed."""
+    leaving = nodes.add_node(num_cpus=1, resources={"spot": 1})
+    said: list[str] = []
+
+    def announce(watcher: Watcher) -> None:
+        reason = "DRAIN_NODE_REASON_PREEMPTION"
+        words = ["drain-node", f"--address={nodes.address}", f"--node-id={leaving.node_id}", f"--reason={reason}"]
+        words += ["--reason-message=spot", "--deadline-remaining-seconds=3"]
+        done = subprocess.run(
+            [Path(sys.executable).parent / "ray", *words], capture_output=True, text=True, check=False
+        )
+        said.append(done.stdout + done.stderr)
+        assert done.returncode == 0, said
+
+    found = run(job, tmp_path / "run", Watcher("committed", 3, announce), "run.workers=3", "run.attempts=1")
+    assert said
+    assert first_difference(clean, found) is None
+    nodes.remove_node(leaving)
+
+
+def test_workers_go_where_the_resources_that_they_take_are(
+    nodes: Any, job: Path, clean: PlainRun, tmp_path: Path
+) -> None:
+    """Two GPUs for each replica, and a resource that only one node has; both are set aside, and seen by the actor."""
+    special = nodes.add_node(num_cpus=2, num_gpus=4, resources={"fast_disk": 2})
+    seen: list[tuple[str, dict[str, float]]] = []
+
+    def look(watcher: Watcher) -> None:
+        from ray.util.state import list_actors
+
+        seen.extend(
+            (actor["node_id"], actor["required_resources"])
+            for actor in list_actors(detail=True)
+            if actor["state"] == "ALIVE"
+        )
+
+    settings = ["run.gpus_per_worker=2", "run.resources={fast_disk = 1}", "model.device=cpu"]
+    found = run(job, tmp_path / "run", Watcher("committed", 3, look), *settings)
+    assert len(seen) == 2
+    assert {node for node, _ in seen} == {special.node_id}
+    assert all(needs["GPU"] == 2 and needs["fast_disk"] == 1 for _, needs in seen)
+    assert first_difference(clean, found) is None
+    nodes.remove_node(special)
+
+
+def test_actors_write_to_object_storage_with_credentials_of_the_environment_alone(
+    nodes: Any, job: Path, clean: PlainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that speaks S3 on loopback; one worker is killed between two objects."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        storage = {"endpoint": f"http://{host}:{port}", "region": "us-east-1"}
+        files = open_files("s3://crew/run", storage)
+        files.system.call_s3("create_bucket", Bucket="crew")  # type: ignore[attr-defined]
+        told = [f"run.storage.{key}='{value}'" for key, value in storage.items()]
+        given = load_job(job, ["run.path=s3://crew/run", "run.executor=ray", "run.workers=2", *told])
+        watcher = Watcher("advanced", 3, lambda watcher: os.kill(next(iter(watcher.pids.values())), signal.SIGKILL))
+        coordinate.run(given, observer=watcher)
+        for path, _ in files.list():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_bytes(files.read(path))
+    finally:
+        server.stop()
+    assert len(watcher.lost) == 1
+    assert first_difference(clean, read_plain(tmp_path)) is None
+    assert attempts_without_record(tmp_path) == []
 
 
 def test_resume_with_one_two_and_three_workers_in_turn(nodes: Any, job: Path, clean: PlainRun, tmp_path: Path) -> None:
@@ -193,6 +277,8 @@ def test_a_poison_document_costs_its_shard_alone_and_is_named(nodes: Any, job: P
     [
         ("run.gpus_per_worker=1", r"run.gpus_per_worker = 1: no node of the cluster has that many; the largest has 0"),
         ("run.cpus_per_worker=64", r"run.cpus_per_worker = 64: no node of the cluster has that many; the largest has"),
+        ("run.resources={spot=1}", r"run.resources.spot = 1: no node of the cluster has that many; the largest has 0"),
+        ("run.resources={GPU=1}", r"run.resources: GPU: decided by run.gpus_per_worker; leave it out"),
         ("run.path='memory://run'", r"memory://run cannot keep two writers apart"),
         ("run.executor=inline", r"run.workers = 2: run.executor = 'inline' is one worker"),
     ],

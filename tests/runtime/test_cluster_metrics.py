@@ -86,4 +86,5 @@ def test_prometheus_sees_every_number_with_its_run_and_worker(tmp_path: Path) ->
     assert total(seen, "harvest_committed_rows_total") == rows
     assert total(seen, "harvest_committed_shards_total") == shards
     assert total(seen, "harvest_shard_forward_seconds_count") == shards
-    assert 0 < total(seen, "harvest_tokens_total") <= sum(record["tokens"] for record in records)
+    tokens = sum(record["tokens"] for record in records)
+    assert 0 < total(seen, "harvest_tokens_total") <= 2 * tokens  # the last shards may be read by both workers

@@ -69,12 +69,12 @@ class Process:
             return "waiting"
         return "ready" if now - self.loads_since >= LOAD_SECONDS else "loading"
 
-    def reply(self, now: float) -> Reply:
+    def reply(self, now: float, node: str) -> Reply:
         stage = self.stage(now)
         told = Reply(
             host="here",
             pid=self.pid,
-            node="n",
+            node=node,
             stage=stage,
             read=tuple(self.read),
             reports=tuple(self.reports),
@@ -103,11 +103,16 @@ class Simulation:
         """Workers whose processes die while they load."""
         self.loading_at_once = 0
         self.room_for: list[str] = []
+        self.drained: set[str] = set()
+        self.node_of: dict[str, str] = {}
 
     def newcomers(self) -> Sequence[str]:
         new, self.room_for = self.room_for, []
         self.processes.update({worker: self._birth() for worker in new})
         return new
+
+    def leaving(self) -> frozenset[str]:
+        return frozenset(self.drained)
 
     def _birth(self) -> Process:
         return Process(self.world, next(self._numbers), getattr(self, "now", 0.0))
@@ -140,7 +145,7 @@ class Simulation:
                 if process.stage(self.now) == "ready":
                     process.work(self.now, self.error)
                 del self.calls[worker]
-                found.append((worker, process.reply(self.now)))
+                found.append((worker, process.reply(self.now, self.node_of.get(worker, "n"))))
         return found
 
     def restart(self, worker: str) -> None:
@@ -363,8 +368,8 @@ def test_a_worker_that_ends_with_an_error_at_every_shard_does_not_go_on_for_ever
     world = World([20], [True], 10)
 
     class Ending(Process):
-        def reply(self, now: float) -> Reply:
-            told = super().reply(now)
+        def reply(self, now: float, node: str) -> Reply:
+            told = super().reply(now, node)
             return replace(told, stage="ended", error="MemoryError", reports=()) if self.holds else told
 
         def work(self, now: float, error: Callable[[Assignment], str]) -> None: ...
@@ -375,3 +380,25 @@ def test_a_worker_that_ends_with_an_error_at_every_shard_does_not_go_on_for_ever
 
     _, schedule, _ = run(world, Crew(world, 1))
     assert sorted((f.shard.index, f.attempts) for f in schedule.failures) == [(0, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_node_that_will_be_taken_away_gets_no_new_shards_unless_there_is_no_other(everywhere: bool) -> None:
+    world = World([200], [True], 5)
+    done: dict[str, list[float]] = {"worker-0": [], "worker-1": []}
+
+    def script(crew: Simulation) -> None:
+        if crew.now == 10:
+            crew.drained = {"a", "b"} if everywhere else {"a"}
+        for worker, process in crew.processes.items():
+            if process.holds and process.stage(crew.now) == "ready":
+                done[worker].append(crew.now)
+
+    crew = Simulation(world, 2, script)
+    crew.node_of = {"worker-0": "a", "worker-1": "b"}
+    ledger, _, events = run(world, crew)
+    assert rows_of(ledger.records) == world.expected()
+    assert events.lost == []
+    assert min(done["worker-0"]) < 10
+    assert (max(done["worker-0"]) > 20) is everywhere
+    assert max(done["worker-1"]) > 20

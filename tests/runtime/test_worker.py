@@ -92,6 +92,9 @@ class Threads:
     def newcomers(self) -> Sequence[str]:
         return []
 
+    def leaving(self) -> frozenset[str]:
+        return frozenset()
+
 
 class Watcher(Silent):
     """Does something when the n-th shard is committed."""
@@ -298,6 +301,30 @@ def test_an_error_in_a_forward_is_tried_again_and_counted(
     assert first_difference(clean, run(job, tmp_path / "run", Counting())) is None
     error = "RuntimeError: the card fell off the bus"
     assert sorted(retries) == [(key, f"shard {key}: {error}") for key in ("f00000-s000002", "f00000-s000005")]
+
+
+def test_a_pipeline_that_breaks_off_ends_its_worker_though_no_other_shard_comes(
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is no shard's: the thread that reads ahead waits for shards, and must not be waited for."""
+    begin, broken = Pipeline.begin, []
+
+    def breaks_at_the_last(self: Pipeline, assignment: Assignment, text: Any) -> Any:
+        if assignment.shard.index == len(clean.records) - 1 and not broken:
+            time.sleep(0.5)  # until the reader has looked for more
+            broken.append(assignment)
+            raise TypeError("not of this world")
+        return begin(self, assignment, text)
+
+    monkeypatch.setattr(Pipeline, "begin", breaks_at_the_last)
+    watcher = Watcher()
+    crew_of(1)
+    started = time.monotonic()
+    found = run(job, tmp_path / "run", watcher)
+    assert time.monotonic() - started < lead.SILENT_SECONDS
+    assert len(watcher.lost) == 1
+    assert "TypeError: not of this world" in watcher.lost[0]
+    assert first_difference(clean, found) is None
 
 
 @pytest.mark.parametrize("change", ["other texts", "gone"])
