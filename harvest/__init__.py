@@ -9,7 +9,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "run": "harvest.runtime.coordinate:run",
-    "open": "harvest.reader:open_run",
+    "open": "harvest.several:open_runs",
+    "join": "harvest.joined:join",
     "capture_activations": "harvest.model.interface:capture_activations",
     "CaptureSpec": "harvest.model.interface:CaptureSpec",
     "CapturedSite": "harvest.model.interface:CapturedSite",
@@ -28,9 +29,6 @@ _HOME = {
 }
 """Public name -> `module:attribute`, imported when it is first used."""
 
-_LATER = ("join",)
-"""Names of the documented interface that are refused by name until they are built."""
-
 __all__ = ["__version__", *_HOME]
 
 
@@ -40,8 +38,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), attribute)
         globals()[name] = value
         return value
-    if name in _LATER:
-        raise AttributeError(f"harvest.{name} is not built in version {__version__}; built are {', '.join(_HOME)}")
     raise AttributeError(f"module 'harvest' has no attribute {name!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,12 @@ class Activations:
     def mapped(self) -> bool:
         """Any row is as near as any other."""
         return self._rows.mapped
+
+    def renamed(self, name: str) -> Activations:
+        """The same rows under another name."""
+        found = copy.copy(self)
+        found.name = name
+        return found
 
     def over(self, rows: np.ndarray) -> torch.Tensor:
         """What `empty` made as a tensor, sharing the memory."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,19 @@ from harvest.errors import RequestError
 from harvest.rawrows import Parts
 from harvest.records import DOCUMENTS_PER_FILE
 from harvest.store import layout
-from harvest.store.tables import StoredTable, tokens_schema
+from harvest.store.tables import StoredTable
+
+RUN = pa.field("run", pa.int32(), nullable=False)
+"""A further column of several runs that are read as one: which of them, from 0."""
 
 
 class TokenRows:
     """Row i is the token that row i of every name belongs to."""
 
-    def __init__(self, parts: Parts, *, spans: bool = False, variants: bool = False) -> None:
-        """`spans`, `variants`: the job uses spans or a contrast, so there is a column of them."""
-        self._parts = parts
-        self.schema = tokens_schema(spans=spans, variants=variants)
+    def __init__(self, parts: Parts, schema: pa.Schema, *, several: bool = False) -> None:
+        """`schema`: of the run's token tables; of `several` runs every column that one of them has."""
+        self._parts, self._several = parts, several
+        self.schema = schema.append(RUN) if several else schema
 
     def _schema(self, columns: Sequence[str]) -> pa.Schema:
         return pa.schema([self.schema.field(column) for column in columns])
@@ -33,8 +37,8 @@ class TokenRows:
         for part, first in enumerate(starts[:-1]):
             low, high = max(start, int(first)), min(stop, int(starts[part + 1]))
             if low < high:
-                tables.append(self._table(part).read(columns, low - int(first), high - int(first)))
-        return _joined([table.select(columns).cast(self._schema(columns)) for table in tables])
+                tables.append(self._read(part, columns, low - int(first), high - int(first)))
+        return _joined(tables)
 
     def take(self, columns: Sequence[str], rows: np.ndarray) -> pa.Table:
         """Rows int64 [n] in any order; each shard is read once."""
@@ -42,8 +46,8 @@ class TokenRows:
         ordered, tables = rows[order], [self._schema(columns).empty_table()]
         for part, span in self._parts.split(ordered):
             inside = ordered[span] - self._parts.starts[part]
-            table = self._table(part).read(columns, int(inside[0]), int(inside[-1]) + 1)
-            tables.append(table.take(pa.array(inside - inside[0])).select(columns).cast(self._schema(columns)))
+            table = self._read(part, columns, int(inside[0]), int(inside[-1]) + 1)
+            tables.append(table.take(pa.array(inside - inside[0])))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return _joined(tables).take(pa.array(back))
@@ -64,7 +68,7 @@ class TokenRows:
         """Row numbers where a filter over the token table holds; one shard in memory at a time."""
         found = [np.zeros(0, np.int64)]
         for part, first in enumerate(self._parts.starts[:-1]):
-            table = self._table(part).read()
+            table = self._read(part, self.schema.names)
             numbered = table.append_column("__row__", pa.array(np.arange(len(table), dtype=np.int64)))
             try:
                 kept = numbered.filter(expression)
@@ -72,6 +76,30 @@ class TokenRows:
                 raise RequestError(f"where: {' '.join(str(error).split())[:200]}") from None
             found.append(kept.column("__row__").to_numpy() + first)
         return np.concatenate(found)
+
+    def digests(self) -> set[tuple[int, int, str]]:
+        """(first row, one past the last, hash of the keys) of each shard."""
+        starts = self._parts.starts.tolist()
+        return {(*ends, record.keys_digest) for ends, record in zip(itertools.pairwise(starts), self._parts.records)}
+
+    def parts(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """(first row, the columns) of each shard that has rows."""
+        for part, first in enumerate(self._parts.starts[:-1]):
+            yield int(first), self._read(part, columns)
+
+    def _read(self, part: int, columns: Sequence[str], start: int = 0, stop: int | None = None) -> pa.Table:
+        """Rows [start, stop) of a shard; a column that only other runs have is null."""
+        table, schema = self._table(part), self._schema(columns)
+        rows = (table.rows if stop is None else stop) - start
+        made = {}
+        if self._several:
+            lacks = [field for field in schema if field.nullable and field.name not in table.schema.names]
+            made = {field.name: pa.nulls(rows, field.type) for field in lacks}
+            made[RUN.name] = pa.array(np.full(rows, self._parts.runs[part], np.int32))
+        read = [column for column in columns if column not in made]
+        found = table.read(read, start, stop) if read else None
+        arrays = [made[name] if found is None or name in made else found.column(name) for name in columns]
+        return pa.table([array.cast(field.type) for array, field in zip(arrays, schema)], schema=schema)
 
     def _table(self, part: int) -> StoredTable:
         record = self._parts.records[part]

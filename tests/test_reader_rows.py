@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harvest
-from harvest.errors import DamageError, NotBuiltError, RequestError
+from harvest.errors import DamageError, RequestError
 from harvest.records import DOCUMENTS_PER_FILE
 from harvest.store.mapped import MappedRows, can_map
 
@@ -314,18 +314,6 @@ def test_statistics_are_those_of_numpy_over_the_stored_rows_with_and_without_spe
 def test_a_run_that_kept_no_moments_says_so(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"statistics\.moments = false"):
         harvest.open(write_run(tmp_path / "r", moments=False).path).statistics()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda run: run.find(text="a"),
-        lambda run: harvest.open([run.path, run.path]),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(fake: Fake, call: object) -> None:
-    with pytest.raises(NotBuiltError, match="not built in this version"):
-        call(harvest.open(fake.path))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("row_bytes", [2, 12, 1152, 2308, 4096])
