@@ -6,7 +6,6 @@ no figure ever comes from examples that its direction, or the choice of a layer,
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from harvest import cards
 from harvest.errors import DamageError, RequestError
 from harvest.examples import keeps_examples, labelled
 from harvest.records import ShardRecord
-from harvest.reduce.compare import best_name, cross_validated, shuffled_control
+from harvest.reduce.compare import UNTURNED, best_name, cross_validated, shuffled_control
 from harvest.reduce.direction import SUMS, Counts, Direction, of_sums, undefined
 from harvest.reduce.evaluate import Evaluation, evaluate
 from harvest.reduce.examples import Examples, ready
@@ -274,14 +273,17 @@ class _Entry:
         every = sum(of_sums(state, "single_group").counts.rows)
         return "exact" if seen >= every else f"from {seen} of {every} examples"
 
-    def _control(self, mode: str, at: str | None, kept: Mapping[str, _Kept]) -> dict[str, float | str] | None:
-        """Held-out AUROC at the best name of directions made with shuffled labels; None where there is none."""
+    def _control(self, mode: str, at: str | None, kept: Mapping[str, _Kept]) -> dict[str, float | str | None] | None:
+        """Held-out AUROC at the best name of directions made with shuffled labels, or why there is none; None without
+        a best name."""
         if at is None:
             return None
         name, label = cards.parts(self._settings, at)
-        with contextlib.suppress(RequestError):
-            chosen = kept[label]
+        chosen, found = kept[label], None
+        if mode in UNTURNED:
+            why = "shuffled labels do not turn this mode round, so that its figure with them would say nothing of leaks"
+        else:
+            why = "no direction from shuffled labels, or too few examples held out"
             found = shuffled_control(chosen.part(name, held_out=False), chosen.part(name, held_out=True), mode)
-            if found is not None:
-                return {"at": at, "auroc": found[0], "standard_error": found[1]}
-        return None
+        mean, error = found or (None, None)
+        return {"at": at, "auroc": mean, "standard_error": error, "reason": why if found is None else None}

@@ -217,7 +217,7 @@ def _worth(card: Mapping[str, Any]) -> list[str]:
         if at is None:
             continue
         control = card["control"][mode]
-        shuffled = "" if control is None else f"; with shuffled labels {control['auroc']:.2f}"
+        shuffled = "" if control["auroc"] is None else f"; with shuffled labels {control['auroc']:.2f}"
         score = next(e["cross_validated_auroc"] for e in card["directions"] if (e["mode"], e["at"]) == (mode, at))
         lines.append(f"  best of {mode}: {at} (AUROC {score:.2f} in folds of the training examples{shuffled})")
     return lines

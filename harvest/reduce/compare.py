@@ -16,6 +16,9 @@ from harvest.reduce.labels import A, B, make_labels
 from harvest.reduce.logistic import FOLDS, fold_indices
 
 SHUFFLES = 20
+UNTURNED = ("single_group", "paired_rejection")
+"""Modes that swapped labels do not turn round: both lean towards the mean of all rows, whatever the labels say, so that
+shuffled ones need not land at 0.5 and prove nothing."""
 
 
 def cosines(directions: Mapping[str, Direction]) -> dict[tuple[str, str], float]:
@@ -63,9 +66,10 @@ def shuffled_control(
 ) -> tuple[float, float] | None:
     """(mean, standard error) of the held-out AUROC of directions made with shuffled labels: 0.5 unless labels leak.
 
-    Not so for `single_group` and `paired_rejection`, which swapped labels do not turn round: theirs is what they find
-    without any labels. None where no shuffle gives a direction, or one group of the held-out examples is empty.
+    None for a mode of UNTURNED, where no shuffle gives a direction, and where a group held out is empty.
     """
+    if mode in UNTURNED:
+        return None
     random = np.random.Generator(np.random.PCG64(seed))
     found = []
     for _ in range(shuffles):

@@ -495,10 +495,26 @@ def test_the_command_prints_a_table_with_what_a_direction_is_worth(
     assert entry["from"] == "exact"
     assert entry["evaluation"]["auroc"]["low"] <= entry["evaluation"]["auroc"]["value"]
     assert card["best"]["whitened"] == AT
+    control = card["control"]["whitened"]
+    assert abs(control["auroc"] - 0.5) < max(4 * control["standard_error"], 0.15)
+    assert control["reason"] is None
     made(tmp_path / "few", texts(80), asked(modes=modes, examples=10))
     _status(["directions", str(tmp_path / "few"), "--json"])
     (card,) = json.loads(capsys.readouterr().out)
     assert [entry["from"].split(" of ")[0] for entry in card["directions"]] == ["exact", "from 20"]
+
+
+def test_a_mode_that_shuffled_labels_do_not_turn_round_has_no_control_and_says_why(tmp_path: Path) -> None:
+    from harvest import show
+
+    modes = ["single_group", "paired_rejection"]
+    _, opened = made(tmp_path / "run", texts(120), asked(modes=modes, pair="column:pid", holdout=0.3))
+    (result,) = opened.direction_results
+    for mode in modes:
+        control = result.card["control"][mode]
+        assert (control["at"], control["auroc"], control["standard_error"]) == (AT, None, None)
+        assert "do not turn this mode round" in control["reason"]
+    assert "with shuffled labels" not in show.directions(opened).text
 
 
 def test_a_run_without_directions_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
