@@ -49,6 +49,7 @@ class Job(Settings):
     statistics: StatisticsSettings = StatisticsSettings()
     directions: Annotated[tuple[DirectionSettings, ...], Field(strict=False)] = ()
     answers: dict[str, str] = Field(default={})
+    """What the model should say: value of the directions' column, or column of `data.contrast` -> text."""
 
     @field_validator("directions")
     @classmethod
@@ -73,6 +74,32 @@ class Job(Settings):
                     f"{where}column = {direction.column!r}: the two texts of data.contrast are the groups; leave it, "
                     "positive and negative out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_to_all(self) -> Job:
+        asking = [direction for direction in self.read_directions if direction.needs_answers]
+        if not self.answers:
+            for direction in asking:
+                asked = "correct_only" if direction.correct_only else "weight = 'logit_diff'"
+                raise ValueError(f"direction {direction.name!r}: {asked} needs [answers]: what to say for each group")
+            return self
+        columns = list(dict.fromkeys(direction.column for direction in self.read_directions))
+        if len(columns) != 1:
+            found = f"name {', '.join(map(str, columns))}" if columns else "are none"
+            raise ValueError(
+                f"answers: say what is right for each value of one column, and the directions {found}; allowed are "
+                "directions of one column, or of data.contrast"
+            )
+        for value, text in self.answers.items():
+            if not text:
+                raise ValueError(f"answers.{value} = '': allowed is the text that the model should go on with")
+        if len(set(self.answers.values())) < 2:
+            raise ValueError("answers: all are the same; a logit difference needs at least two")
+        values = {v for d in asking for group in (d.positive, d.negative) if isinstance(group, tuple) for v in group}
+        for value in sorted({*values, *(self.data.contrast or ())}):
+            if value not in self.answers:
+                raise ValueError(f"answers: none for {value!r}; allowed is a text for each group value, as text")
         return self
 
     @property

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from harvest import cards
 from harvest.errors import DamageError, RequestError
-from harvest.examples import keeps_examples, labelled
+from harvest.examples import answered_right, keeps_examples, labelled
 from harvest.records import ShardRecord
 from harvest.reduce.compare import UNTURNED, best_name, cross_validated, shuffled_control
 from harvest.reduce.direction import SUMS, Counts, Direction, of_sums, undefined
@@ -137,14 +137,14 @@ def _of_tokens(files: Files, run: RunRecord, records: Sequence[ShardRecord], set
 class _Kept:
     """The examples of one direction at one read: the smallest hashes of all shards, in dataset order."""
 
-    def __init__(self, shards: Sequence[StoredExamples], label: str, limit: int) -> None:
-        self._shards = shards
+    def __init__(self, shards: Sequence[StoredExamples], label: str, settings: DirectionSettings) -> None:
+        self._shards, self._settings = shards, settings
         rows = [np.flatnonzero(np.array([read == label for read in shard.read], bool)) for shard in shards]
         owner = np.repeat(np.arange(len(shards)), [len(index) for index in rows])
         index = np.concatenate([np.zeros(0, np.int64), *rows])
         column = {
             name: np.concatenate([shard.keys[name][at] for shard, at in zip(shards, rows)])
-            for name in ("document", "variant", "position", "group", "weight")
+            for name in ("document", "variant", "position", "group", "weight", "logit_diff")
         }
         paired = all(shard.pair is not None for shard in shards if len(shard))
         pair = [shard.pair[i] for shard, at in zip(shards, rows) if shard.pair is not None for i in at.tolist()]
@@ -156,9 +156,9 @@ class _Kept:
             held_out=np.concatenate([shard.held_out[at] for shard, at in zip(shards, rows)]),
             pair=tuple(pair) if paired else None,
         )
-        chosen = smallest(every, limit)
+        chosen = smallest(every, settings.examples)
         self.keys, self._owner, self._index = every.take(chosen), owner[chosen], index[chosen]
-        self._weight = column["weight"][chosen]
+        self._weight, self._difference = column["weight"][chosen], column["logit_diff"][chosen]
 
     def part(self, name: str, *, held_out: bool) -> Examples:
         """Those that are held out, or that are not, with their states at a name. Raises RequestError for odd pairs."""
@@ -168,7 +168,8 @@ class _Kept:
             shard.states(name, self._index[chosen[self._owner[chosen] == number]])
             for number, shard in enumerate(self._shards)
         ]
-        labels = make_labels(keys.group, self._weight[chosen], keys.pair, rows=len(keys))
+        right = answered_right(self._settings, self._difference[chosen])
+        labels = make_labels(keys.group, self._weight[chosen], keys.pair, rows=len(keys), right=right)
         return ready(torch.from_numpy(np.concatenate(parts)), labels, keys.unit)
 
 
@@ -200,7 +201,7 @@ class _Entry:
         kept = {}
         for read in self._settings.reads:
             if self._shards:
-                kept[read.label] = _Kept(self._shards, read.label, self._settings.examples)
+                kept[read.label] = _Kept(self._shards, read.label, self._settings)
             for name in self._names:
                 at = labelled(name, read.label)
                 for mode, direction, score in self._at(name, at, kept.get(read.label)):

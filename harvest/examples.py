@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from harvest.buffers import Rows
+from harvest.logits import ShardLogits
 from harvest.records import ShardExamples, ShardText, SortWindow
 from harvest.reduce.concepts import COARSEST, Concepts, ConceptState
 from harvest.reduce.labels import Labels, make_labels, order_pairs
@@ -60,10 +61,16 @@ class _Reading:
         found: ShardExamples,
         before: tuple[int, int],
         widths: Mapping[str, int],
+        logits: ShardLogits | None,
         *,
         kept: bool,
     ) -> None:
         self.settings, self.found, self.widths = settings, found, widths
+        self.weight, self.difference = found.weight.copy(), np.full(len(found), np.nan)
+        """Of each example; where the model's answers matter, once they are known."""
+        self._logits = logits if settings.needs_answers else None
+        self._waiting: list[tuple[np.ndarray, Mapping[str, torch.Tensor]]] = []
+        """Examples and states whose answers are not known yet."""
         self.keys = keys_of(settings, found, before)
         self.states: dict[str, ConceptState] = {name: _SUMS.zero() for name in widths}
         has = np.zeros(len(found), bool)
@@ -82,6 +89,10 @@ class _Reading:
 
     def update(self, first: int, stop: int, rows: Rows) -> None:
         """Captured rows [first, stop)."""
+        self._read(first, stop, rows)
+        self._settle(stop)
+
+    def _read(self, first: int, stop: int, rows: Rows) -> None:
         low, high = np.searchsorted(self.found.rows, [first, stop])
         if low == high:
             return
@@ -103,6 +114,7 @@ class _Reading:
         if len(self._without):
             nothing = {name: torch.full((len(self._without), width), torch.nan) for name, width in self.widths.items()}
             self._add(self._without, nothing)
+        self._settle(None)
         if self.found.unknown:
             self.states = {
                 name: replace(state, unknown=state.unknown + self.found.unknown) for name, state in self.states.items()
@@ -115,7 +127,38 @@ class _Reading:
             self._given += count
 
     def _add(self, examples: np.ndarray, states: Mapping[str, torch.Tensor]) -> None:
-        """States [k, d] of these examples, name by name."""
+        """States [k, d] of these examples, name by name; they wait for answers that may lie in a later window."""
+        if self._logits is None:
+            self._include(examples, states)
+        else:
+            self._waiting.append((examples, states))
+
+    def _settle(self, stop: int | None) -> None:
+        """Includes what waited for answers that rows below `stop` have brought; without one, for all."""
+        if self._logits is None or not self._waiting:
+            return
+        examples = np.concatenate([those for those, _ in self._waiting])
+        states = {name: torch.cat([of[name] for _, of in self._waiting]) for name in self.widths}
+        sequence, count = self.found.sequence[examples], len(examples)
+        if stop is not None:
+            count = int(self._logits.known(sequence, stop).sum())  # they come in order, so these are the first
+        self._waiting = [(examples[count:], {name: block[count:] for name, block in states.items()})]
+        self._answered(self._logits, examples[:count], {name: block[:count] for name, block in states.items()})
+
+    def _answered(self, logits: ShardLogits, examples: np.ndarray, states: Mapping[str, torch.Tensor]) -> None:
+        """Without a logit that is a number an example has no state."""
+        difference = np.append(logits.differences, np.nan)[self.found.sequence[examples]]
+        self.difference[examples] = difference
+        odd = ~np.isfinite(difference)
+        if self.settings.weight == "logit_diff":
+            self.weight[examples] = np.where(odd, 0.0, np.abs(difference))
+        if odd.any():
+            states = {
+                name: block.masked_fill(torch.from_numpy(odd)[:, None], torch.nan) for name, block in states.items()
+            }
+        self._include(examples, states)
+
+    def _include(self, examples: np.ndarray, states: Mapping[str, torch.Tensor]) -> None:
         place = self._place[examples]
         copied = torch.from_numpy(np.flatnonzero(place >= 0))
         training = np.flatnonzero(~self.keys.held_out[examples])
@@ -130,10 +173,16 @@ class _Reading:
         pair = self.keys.pair
         return make_labels(
             self.found.group[examples],
-            self.found.weight[examples],
+            self.weight[examples],
             None if pair is None else [pair[i] for i in examples.tolist()],
             rows=len(examples),
+            right=answered_right(self.settings, self.difference[examples]),
         )
+
+
+def answered_right(settings: DirectionSettings, difference: np.ndarray) -> np.ndarray | None:
+    """bool [n]: by its logit difference the model's own answer is right, or unknown; None where that is not asked."""
+    return ~(difference <= 0) if settings.correct_only else None
 
 
 def _pool(found: ShardExamples, width: int) -> DocumentPool | Projection | None:
@@ -153,7 +202,7 @@ class KeptExamples:
     """The examples that a shard keeps of one direction, read by read and in dataset order: columns of a table."""
 
     keys: Mapping[str, np.ndarray | Sequence[str | None]]
-    """read, document, variant, position, group, weight, held_out, pair."""
+    """read, document, variant, position, group, weight, logit_diff, held_out, pair."""
     states: Mapping[str, np.ndarray]
     """Name -> float32 [n, d]."""
 
@@ -167,7 +216,8 @@ def _kept(readings: Sequence[_Reading]) -> KeptExamples:
             "variant": keys.variant,
             "position": keys.position,
             "group": keys.group,
-            "weight": np.concatenate([reading.found.weight[reading.chosen] for reading in readings]),
+            "weight": np.concatenate([reading.weight[reading.chosen] for reading in readings]),
+            "logit_diff": np.concatenate([reading.difference[reading.chosen] for reading in readings]),
             "held_out": keys.held_out,
             "pair": [None] * len(keys) if keys.pair is None else keys.pair,
         },
@@ -184,10 +234,11 @@ class ShardReads:
         text: ShardText,
         before: Mapping[str, tuple[int, int]],
         widths: Mapping[str, int],
+        logits: ShardLogits | None = None,
         *,
         stores_rows: bool,
     ) -> None:
-        """`widths`: name -> values of a row."""
+        """`widths`: name -> values of a row; `logits`: where the job asks for answers."""
         self._readings = {
             settings.name: [
                 _Reading(
@@ -195,6 +246,7 @@ class ShardReads:
                     found,
                     before.get(settings.name, (0, 0)),
                     widths,
+                    logits,
                     kept=keeps_examples(settings, stores_rows=stores_rows),
                 )
                 for found in text.examples[settings.name]

@@ -29,7 +29,7 @@ from harvest.reduce.base import Reduction
 from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
 from harvest.selfcheck import self_check
-from harvest.shardwork import ShardWork, non_finite_rows
+from harvest.shardwork import ShardWork
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
 from harvest.storedrows import read_dtype
@@ -106,7 +106,7 @@ class Pipeline:
         """
         pending: deque[tuple[Assignment, Future[ShardRecord]]] = deque()
         with (
-            Capture(self.model, self.plan.names) as capture,
+            Capture(self.model, self.plan.names, self.plan.answers) as capture,
             Ahead(map(self.read, assignments), depth=1, name="harvest-read") as texts,
             Behind(depth=4, name="harvest-write") as behind,
         ):
@@ -199,18 +199,18 @@ class Pipeline:
         """
         for batch in window.batches:
             with work.clock("forward") as clock:
-                capture(batch, rows)
+                self._run(batch, window, capture, rows, work)
             self.watch.advanced(self._progress(work, batch, clock.seconds))
         with work.clock("forward"):
             capture.wait()
         with work.clock("reduce"):
             work.round(window, rows)
             sums = work.reduced(window, rows)
-        if not work.all_finite(sums, rows):
-            again = list(unpadded(window.batches, non_finite_rows(rows)))
+        if not work.all_finite(sums, window, rows):
+            again = list(unpadded(window.batches, work.odd_rows(window, rows)))
             with work.clock("forward"):
                 for batch in again:
-                    capture(batch, rows)
+                    self._run(batch, window, capture, rows, work)
                 capture.wait()
             with work.clock("reduce"):
                 for batch in again:
@@ -218,6 +218,16 @@ class Pipeline:
                 sums = work.reduced(window, rows)
         with work.clock("reduce"):
             work.add(sums, window, rows)
+
+    def _run(self, batch: Batch, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
+        """One forward; as far as the head only where a sequence ends at which an answer is asked for."""
+        if work.logits is None:
+            capture(batch, rows)
+            return
+        places = work.logits.places(batch, window)
+        logits = capture(batch, rows, places)
+        if logits is not None:
+            work.logits.take(batch, window, places, logits)
 
     def _progress(self, work: ShardWork, batch: Batch, seconds: float) -> Progress:
         rows = len(batch.source)

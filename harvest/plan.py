@@ -26,9 +26,9 @@ from harvest.estimate import (
 from harvest.examples import keeps_examples
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
-from harvest.settings.direction import DirectionSettings
 from harvest.source.open import open_source
 from harvest.source.rows import Source
+from harvest.text.answers import RightAnswers, answer_tokens
 from harvest.text.chat import FIXED_DATE
 from harvest.text.spans import refuse_span, uses_spans
 from harvest.text.tokengroups import group_ids
@@ -77,6 +77,8 @@ class Resolved:
     """The date that chat templates see."""
     spans: bool
     """The token table says which span each token is in."""
+    answers: Mapping[str, int]
+    """Group value -> token that speaks for its answer; empty where the job asks for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,11 @@ class Plan:
     """What pairs by order need to know of a shard; empty in a worker, which is told."""
     token_groups: TokenGroups
     """Of directions between tokens."""
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """The tokens whose logits are asked for, each once."""
+        return distinct(self.resolved.answers)
 
     def lock(self) -> dict[str, Any]:
         """What must be equal for a run to go on, as flat `setting -> value`."""
@@ -137,7 +144,8 @@ def make_plan(
     columns = list(dict.fromkeys([*job.data.columns, *spans, *job.kept, *job.direction_columns]))
     source = open_source(job.data, columns, data, known)
     found = _describe(job, model, tokenizer, device)
-    tokeniser = _tokeniser(job, found)
+    answers = _answers(job, found)
+    tokeniser = _tokeniser(job, found, answers)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     _refuse_taken_scales(found.names, store_dtype)
     bytes_per_row = sum(row_bytes(name.width, store_dtype) for name in found.names)
@@ -149,7 +157,7 @@ def make_plan(
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
-    resolved = _resolve(job, found, store_dtype, bytes_per_captured, shard)
+    resolved = _resolve(job, found, store_dtype, bytes_per_captured, shard, answers)
     memory = worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
         bytes_per_row=bytes_per_captured,
@@ -194,7 +202,9 @@ def row_bytes(width: int, dtype: str) -> int:
     return width * ITEMSIZE[dtype] + (ITEMSIZE["float32"] if dtype == "int8" else 0)
 
 
-def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_captured: int, shard: int) -> Resolved:
+def _resolve(
+    job: Job, found: _Model, store_dtype: str, bytes_per_captured: int, shard: int, answers: Mapping[str, int]
+) -> Resolved:
     return Resolved(
         dtype=found.dtype,
         device=found.device.partition(":")[0],
@@ -211,13 +221,13 @@ def _resolve(job: Job, found: _Model, store_dtype: str, bytes_per_captured: int,
         names=tuple(str(name) for name in found.names),
         fixed_date=FIXED_DATE.date().isoformat(),
         spans=uses_spans(job.data, job.capture, job.read_directions),
+        answers=answers,
     )
 
 
 def refuse_unbuilt(job: Job) -> None:
     """Names a setting of the documented interface that this version does not have yet."""
     unbuilt: list[tuple[str, bool, str]] = [
-        ("answers", bool(job.answers), "leave it out"),
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
     ]
     if not (job.capture.store or job.capture.pool or job.statistics.moments or job.directions):
@@ -225,25 +235,12 @@ def refuse_unbuilt(job: Job) -> None:
             "capture.store = False: then something else must be kept; allowed are statistics.moments = true, "
             "capture.pool and [[directions]]"
         )
-    for direction in job.directions:
-        _refuse_unbuilt_direction(direction)
     settings = job.model_dump(mode="json")
     for key, asked, allowed in unbuilt:
         if asked:
             table, _, setting = key.partition(".")
             value = settings[table][setting] if setting else settings[table]
             raise NotBuiltError(f"{key} = {value!r}: not built in this version; {allowed}")
-
-
-def _refuse_unbuilt_direction(direction: DirectionSettings) -> None:
-    unbuilt = [
-        ("weight", direction.weight == "logit_diff", "allowed is 'column:NAME'"),
-        ("correct_only", direction.correct_only, "allowed is false"),
-    ]
-    for key, asked, allowed in unbuilt:
-        if asked:
-            value = f"{key} = {getattr(direction, key)!r}"
-            raise NotBuiltError(f"direction {direction.name!r}: {value}: not built in this version; {allowed}")
 
 
 def _refuse_taken_scales(names: Sequence[Name], store_dtype: str) -> None:
@@ -291,6 +288,8 @@ class _Model:
     """Rows of the input embedding."""
     embeddings: Mapping[str, int]
     """Direction between tokens -> rows of the embedding that it takes."""
+    head_size: int
+    """Tokens that have a logit; 0 where no answers are asked for."""
     weight_bytes: int
     packing_obstacle: str | None
     """Why windows packed in one row would see each other; None where they do not."""
@@ -307,6 +306,7 @@ def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Mode
         architectures,
         embedding,
         fingerprint,
+        head,
         lengths,
         load,
         packing,
@@ -339,6 +339,7 @@ def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Mode
         attention=str(skeleton.config._attn_implementation),
         vocab_size=architectures.vocabulary_of(skeleton),
         embeddings=embedding.table_sizes(skeleton, job.directions),
+        head_size=head.head_size(skeleton) if job.answers else 0,
         weight_bytes=load.weight_bytes(skeleton, dtype, job.model.quantization),
         packing_obstacle=packing.obstacle(skeleton),
         batch_obstacle=packing.INT8 if job.model.quantization == "int8" else packing.outliers_of_the_batch(config),
@@ -351,7 +352,25 @@ def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Mode
     )
 
 
-def _tokeniser(job: Job, model: _Model) -> Tokeniser:
+def _answers(job: Job, model: _Model) -> dict[str, int]:
+    """Group value -> the token that speaks for its answer."""
+    if not job.answers:
+        return {}
+    literal = job.tokens.special_in_text == "literal"
+    return answer_tokens(model.tokenizer, job.answers, literal=literal, size=model.head_size)
+
+
+def distinct(answers: Mapping[str, int]) -> tuple[int, ...]:
+    """The tokens of the answers, each once and in this order numbered."""
+    return tuple(sorted(set(answers.values())))
+
+
+def _tokeniser(job: Job, model: _Model, answers: Mapping[str, int]) -> Tokeniser:
+    number = {token: i for i, token in enumerate(distinct(answers))}
+    right = None
+    if answers:
+        column = job.read_directions[0].column
+        right = RightAnswers(job.data, column, {value: number[token] for value, token in answers.items()})
     return Tokeniser(
         model.tokenizer,
         data=job.data,
@@ -365,6 +384,7 @@ def _tokeniser(job: Job, model: _Model) -> Tokeniser:
         special_ids=_special_ids(model.config),
         directions=job.read_directions,
         kept=job.kept,
+        answers=right,
     )
 
 

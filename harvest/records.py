@@ -100,6 +100,8 @@ class DocumentRow:
     """`stored` or `skipped`."""
     reason: str | None
     """Why it was skipped, or what was left out of it (`truncated`)."""
+    logit_diff: float | None = None
+    """Logit of the right answer minus that of the best other one, where the job asks; None where none is right."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """The columns of `data.keep`, as read."""
 
@@ -184,6 +186,8 @@ class ShardExamples:
     """Key of each example's pair; None without pairs, and where they go by order."""
     held_out: np.ndarray | None
     """bool [n] where a column says it; None where a hash does."""
+    sequence: np.ndarray
+    """int64 [n]: which of the shard's sequences that run it is from; -1 for a skipped one."""
     rows: np.ndarray
     """int64 [m], rising: the captured rows that the states are made of."""
     owner: np.ndarray
@@ -195,6 +199,16 @@ class ShardExamples:
 
     def __len__(self) -> int:
         return len(self.document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAnswers:
+    """Where a shard's model is asked for answers, known before the forward; S sequences that run, in dataset order."""
+
+    row: np.ndarray
+    """int64 [S]: captured row of the last token, whose logits tell what would follow; -1 where no answer is right."""
+    right: np.ndarray
+    """int64 [S]: which of the job's answers is right; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +225,8 @@ class ShardText:
     """bool [captured rows]: the others are read for directions only. None where all are stored."""
     examples: Mapping[str, Sequence[ShardExamples]] = field(default_factory=dict)
     """Direction -> its examples, read by read."""
+    answers: ShardAnswers | None = None
+    """None where the job asks for none."""
     forward_tokens: int
     """Tokens that the windows feed to the model, padding not counted."""
     tokens_run: int

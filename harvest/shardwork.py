@@ -15,6 +15,7 @@ from harvest.buffers import Rows
 from harvest.environment import environment
 from harvest.examples import KeptExamples, ShardReads
 from harvest.int8 import DECODING, codes_of, quantise
+from harvest.logits import ShardLogits
 from harvest.plan import Plan
 from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Block, Reduction, Saved, save_states
@@ -61,11 +62,17 @@ class ShardWork:
         self.seconds: dict[str, float] = {"forward": 0.0, "reduce": 0.0, "write": 0.0}
         if plan.job.capture.pool:
             self.seconds["pool"] = 0.0
+        self.logits: ShardLogits | None = None
+        """Of the answers, where the job asks for them."""
+        if text.answers is not None:
+            captured = len(text.tokens if text.stored is None else text.stored)
+            self.logits = ShardLogits(text.answers, rows=captured, answers=len(plan.answers))
         self._reads = ShardReads(
             plan.job.read_directions,
             text,
             assignment.before,
             {str(name): name.width for name in plan.names},
+            self.logits,
             stores_rows=plan.job.capture.store,
         )
         self._stored_before = None if text.stored is None else np.concatenate([[0], np.cumsum(text.stored)])
@@ -127,8 +134,15 @@ class ShardWork:
         stored = slice(int(self._stored_before[at.start]), int(self._stored_before[at.stop]))
         return stored, {name: block.index_select(0, index) for name, block in rows.items()}
 
-    def all_finite(self, sums: Sums, rows: Rows) -> bool:
-        """Whether the window's rows, which are in these sums or only read, hold finite numbers only."""
+    def odd_rows(self, window: SortWindow, rows: Rows) -> np.ndarray:
+        """bool [n]: the window's row of some name, or a logit there, is no finite number."""
+        odd = non_finite_rows(rows)
+        return odd if self.logits is None else odd | self.logits.odd_rows(window)
+
+    def all_finite(self, sums: Sums, window: SortWindow, rows: Rows) -> bool:
+        """Whether the window's rows, which are in these sums or only read, hold finite numbers only, and its logits."""
+        if self.logits is not None and self.logits.odd_rows(window).any():
+            return False
         if self._text.stored is not None:
             return not non_finite_rows(rows).any()
         return self._sums_finite(sums)
@@ -201,7 +215,10 @@ class ShardWork:
                 if self.stores_rows:
                     self._writer.table(TOKENS, tokens_table(self._text.tokens))
                 documents = documents_table(
-                    self._documents(), self._plan.job.kept, variants=self._plan.job.data.contrast is not None
+                    self._documents(),
+                    self._plan.job.kept,
+                    variants=self._plan.job.data.contrast is not None,
+                    logit_diffs=self.logits is not None,
                 )
                 self._writer.table(DOCUMENTS, documents)
                 self._reads.finish()
@@ -218,12 +235,17 @@ class ShardWork:
 
     def _documents(self) -> Sequence[DocumentRow]:
         """The documents, with what their rows have shown."""
-        return [
+        rows = [
             dataclasses.replace(row, reason=f"{row.reason}, {NON_FINITE}" if row.reason else NON_FINITE)
             if (row.document, row.variant) in self._non_finite
             else row
             for row in self._text.documents
         ]
+        if self.logits is None or self._text.answers is None:
+            return rows
+        asked = zip(self.logits.differences.tolist(), self._text.answers.right.tolist())
+        found = (difference if right >= 0 else None for difference, right in asked)
+        return [dataclasses.replace(row, logit_diff=next(found)) if row.status == "stored" else row for row in rows]
 
     def _record(self, objects: Mapping[str, Any]) -> ShardRecord:
         text, health = self._text, self._states[0]

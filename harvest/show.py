@@ -179,14 +179,21 @@ def directions(run: Run) -> Shown:
         raise RequestError(f"{run.path}: its job asks for no [[directions]]")
     lines = []
     for result in run.direction_results:
-        settings = result.card["settings"]
-        told = "not A" if settings["negative"] == "rest" else _values(settings["negative"])
-        lines.append(f"{result.name}: {settings['column'] or 'tokens'} {_values(settings['positive'])} against {told}")
+        lines.append(f"{result.name}: {_groups(run, result.card['settings'])}")
         rows: list[tuple[str, ...]] = [("mode", "at", "A", "B", "norm", "AUROC", "accuracy", "Cohen's d", "status")]
         for mode, found in result.found.items():
             rows += [_direction(mode, at, direction) for at, direction in found.items()]
         lines += [*_columns(rows), *_worth(result.card), ""]
     return Shown("\n".join(lines[:-1]), [result.card for result in run.direction_results])
+
+
+def _groups(run: Run, settings: Mapping[str, Any]) -> str:
+    """What A and B are."""
+    if settings["positive"] is None:
+        a, b = run.record.job["data"]["contrast"]
+        return f"{a} against {b} of each row"
+    told = "not A" if settings["negative"] == "rest" else _values(settings["negative"])
+    return f"{settings['column'] or 'tokens'} {_values(settings['positive'])} against {told}"
 
 
 def _values(values: Any) -> str:
@@ -213,6 +220,9 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _worth(card: Mapping[str, Any]) -> list[str]:
     """Which name to take, chosen without the held-out examples, and what shuffled labels reach there."""
     lines = []
+    wrong = card["directions"][0]["counts"]["wrong"]
+    if any(wrong):
+        lines.append(f"  left out for a wrong answer: A {wrong[0]:,}, B {wrong[1]:,}")
     for mode, at in card["best"].items():
         if at is None:
             continue

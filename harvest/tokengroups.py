@@ -56,6 +56,7 @@ def embedded(directions: Sequence[DirectionSettings], groups: TokenGroups, model
             "position": np.concatenate([np.arange(len(a)), np.arange(len(b))]).astype(np.int32),
             "group": group,
             "weight": np.ones(len(group)),
+            "logit_diff": [None] * len(group),
             "held_out": np.zeros(len(group), bool),
             "pair": order_pairs(group) if settings.pair == "order" else [None] * len(group),
         }

@@ -8,16 +8,19 @@ Legend: B windows of a batch, T their padded length, d width of a name, n kept t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 
 from harvest.errors import DocumentError, WorkError
 from harvest.model.architectures import architecture_of, needs_mask, unwrapped
+from harvest.model.head import Head
 from harvest.model.lengths import growing, ungrown
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
@@ -39,9 +42,13 @@ class Capture:
     Training mode is switched off inside and restored after; only our own hooks are removed.
     """
 
-    def __init__(self, model: Any, names: Sequence[Name]) -> None:
+    def __init__(self, model: Any, names: Sequence[Name], answers: Sequence[int] = ()) -> None:
+        """`answers`: tokens whose logits are asked for at some places."""
         self.names = tuple(names)
-        self._model, self._runs = model, runs_of(model, names)
+        self._head = Head(model, answers) if answers else None
+        self._to_the_end = False
+        self._model = model
+        self._runs: Any = runs_of(model, names) if self._head is None else unwrapped(model)
         self._device, self._fetching = input_device(self._runs), fetching(self._runs)
         self._growing = growing(self._runs)
         self._copying: set[torch.device] = set()
@@ -79,25 +86,34 @@ class Capture:
             module.training = True
         self._training.clear()
 
-    def __call__(self, batch: Batch, into: Mapping[str, torch.Tensor]) -> None:
+    def __call__(
+        self, batch: Batch, into: Mapping[str, torch.Tensor], places: np.ndarray | None = None
+    ) -> np.ndarray | None:
         """One forward; the kept rows of every name are copied to their rows of `into[name]` [rows, d].
 
         The copies convert to the dtype of `into`; on an accelerator they may still be under way on return
-        (see `wait`). Raises DocumentError for a finite value that the dtype cannot hold.
+        (see `wait`). Raises DocumentError for a finite value that the dtype cannot hold. `places` int64 [k]: of the
+        kept tokens, those whose answers are asked for; their logits come back as float64 [k, answers]. Without any
+        the forward ends as soon as the names have been seen.
         """
+        asked = self._head if places is not None and len(places) else None
+        self._to_the_end, output = asked is not None, None
         self._batch, self._into, self._wanted = batch, into, {str(name) for name in self.names}
         self._calls.clear()
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
             # Not inference mode: what a model keeps for later (rotary tables that grew) must stay fit for training.
-            with torch.no_grad(), ungrown(self._growing):
-                self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
+            source = batch.source[places] if asked is not None else None
+            only = contextlib.nullcontext() if asked is None or source is None else asked.at(source)
+            with torch.no_grad(), ungrown(self._growing), only:
+                output = self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
         except _Enough:
             pass
         finally:
             put_away(self._fetching)
         if self._wanted:
             raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
+        return None if asked is None or places is None else asked.logits(output, len(places))
 
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What keeps the windows of a batch from one another and from the padding.
@@ -142,7 +158,7 @@ class Capture:
             self._copying.add(hidden_BTd.device)
         copy_rows(_one_row_per_token(hidden_BTd, self._batch, name), self._batch, self._into[key], key)
         self._wanted.discard(key)
-        if not self._wanted:
+        if not self._wanted and not self._to_the_end:
             raise _Enough
 
 

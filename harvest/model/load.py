@@ -59,15 +59,15 @@ def _auto_class(config: Any) -> Any:
     return AutoModelForCausalLM if with_head else AutoModel
 
 
-def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) -> Any:
+def load_model(settings: ModelSettings, config: Any, dtype: str, device: str, with_head: bool = False) -> Any:
     """The model, with its adapter in it, in eval mode on `device` or where `model.device_map` puts it.
 
     Its dtype is `dtype`: float32, bfloat16 or float16.
 
     `config` is that of `load_config`.
 
-    Raises RequestError where it cannot be loaded, or where the checkpoint lacks weights of the trunk: transformers
-    would make those up.
+    Raises RequestError where it cannot be loaded, or where the checkpoint lacks weights of the trunk, or `with_head` of
+    the head: transformers would make those up.
     """
     checkpoint = pinned(locate(settings.name, settings.revision))
     with _quiet(), one_clear_line("model.name", settings.name):
@@ -82,7 +82,7 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str) ->
             **quantization_arguments(settings, DTYPES[dtype], device),
             **_options(settings),
         )
-    _refuse_made_up_weights(model, loading["missing_keys"], settings.name)
+    _refuse_made_up_weights(model, loading["missing_keys"], settings.name, with_head)
     placed = settings.device_map is not None or settings.quantization is not None
     return adapted(model if placed else model.to(device), settings).eval()
 
@@ -97,8 +97,8 @@ def _options(settings: ModelSettings) -> dict[str, Any]:
     return options
 
 
-def _refuse_made_up_weights(model: Any, missing: Iterable[str], name: str) -> None:
-    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+def _refuse_made_up_weights(model: Any, missing: Iterable[str], name: str, with_head: bool) -> None:
+    prefix = "" if model.base_model is model or with_head else f"{model.base_model_prefix}."
     lacking = sorted(key for key in missing if key.startswith(prefix) and not key.startswith(UNREAD))
     if lacking:
         raise RequestError(

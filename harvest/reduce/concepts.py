@@ -2,8 +2,8 @@
 
 One state serves `mean_difference`, `single_group` and `paired_rejection`. A pair counts once both members are there,
 whatever blocks they come in: until then a member waits in the state under its pair's key. A pair with a member that
-cannot be used (a NaN, an infinity) is left out whole. Nothing depends on arrival: merged in shard order, the bits are
-the same for any number of workers.
+cannot be used (a NaN, an infinity, a wrong answer) is left out whole. Nothing depends on arrival: merged in shard
+order, the bits are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class ConceptState:
     """Of every complete pair a - (a.b / b.b) b, which weighs (w_a + w_b) / 2."""
     excluded: tuple[int, int] = (0, 0)
     """Rows of A and B with a NaN or an infinity."""
+    wrong: tuple[int, int] = (0, 0)
+    """Rows of A and B left out because the model's own answer is wrong there."""
     unknown: int = 0
     """Examples of neither group."""
     dropped: int = 0
@@ -66,7 +68,7 @@ class Concepts:
     """The sums `directions`; zero, update, merge as in base.py, over blocks that have labels."""
 
     kind = "directions"
-    version = 1
+    version = 2
 
     def zero(self) -> ConceptState:
         """The state of no rows."""
@@ -92,7 +94,7 @@ class Concepts:
         return total.state()
 
     def arrays(self, state: ConceptState) -> dict[str, np.ndarray]:
-        """`means` float64 [3, d] of a, b and rest, `sums` float64 [10], `counts` int64 [9]; where pairs are used also
+        """`means` float64 [3, d] of a, b and rest, `sums` float64 [10], `counts` int64 [11]; where pairs are used also
         `keys` (their text, those that wait first, behind one another), `ends` int64 [pairs], `waiting` float64 [m, 3]
         (group, weight, usable) and `rows` float32 or float64 [usable of m, d]."""
         parts = (state.a, state.b, state.rest)
@@ -101,7 +103,13 @@ class Concepts:
             "means": np.stack([part.mean if len(part.mean) else np.zeros(width) for part in parts]),
             "sums": np.array([v for p in parts for v in (p.weight, p.squares, p.spread)] + [state.resolution]),
             "counts": np.array(
-                [*(part.rows for part in parts), *state.excluded, *(getattr(state, name) for name in COUNTS)], np.int64
+                [
+                    *(part.rows for part in parts),
+                    *state.excluded,
+                    *state.wrong,
+                    *(getattr(state, name) for name in COUNTS),
+                ],
+                np.int64,
             ),
         }
         if state.waiting or state.done:
@@ -130,10 +138,11 @@ class Concepts:
             b=b,
             rest=rest,
             excluded=(counts[3], counts[4]),
+            wrong=(counts[5], counts[6]),
             resolution=sums[9],
             waiting=waiting,
             done=done,
-            **dict(zip(COUNTS, counts[5:], strict=True)),
+            **dict(zip(COUNTS, counts[7:], strict=True)),
         )
 
 
@@ -161,8 +170,8 @@ class ConceptTotal:
 
 
 def _block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptState:
-    good = usable(rows)
-    group, weight = labels.group, labels.weight
+    finite, group, weight = usable(rows), labels.group, labels.weight
+    good = finite if labels.right is None else finite & labels.right
     if labels.pair is None:
         a, b = np.flatnonzero(good & (group == A)), np.flatnonzero(good & (group == B))
         complete = np.zeros(0, bool)
@@ -177,7 +186,8 @@ def _block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptS
         a=weighted(rows, a, weight[a]),
         b=weighted(rows, b, weight[b]),
         rest=rest,
-        excluded=(int((~good & (group == A)).sum()), int((~good & (group == B)).sum())),
+        excluded=_of_groups(~finite, group),
+        wrong=_of_groups(finite & ~good, group),
         unknown=int((group == UNKNOWN).sum()),
         dropped=int((~complete).sum()),
         degenerate=degenerate,
@@ -186,6 +196,10 @@ def _block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptS
         waiting=_waiting(rows, labels, good),
         done=frozenset(labels.pair[row] for row in labels.a.tolist()) if labels.pair is not None else frozenset(),
     )
+
+
+def _of_groups(which: np.ndarray, group: np.ndarray) -> tuple[int, int]:
+    return int((which & (group == A)).sum()), int((which & (group == B)).sum())
 
 
 def _waiting(rows: torch.Tensor, labels: Labels, good: np.ndarray) -> dict[str, Waiting]:
@@ -265,6 +279,7 @@ def _added(total: ConceptState, state: ConceptState) -> ConceptState:
         b=merge(total.b, state.b),
         rest=merge(total.rest, state.rest),
         excluded=(total.excluded[A] + state.excluded[A], total.excluded[B] + state.excluded[B]),
+        wrong=(total.wrong[A] + state.wrong[A], total.wrong[B] + state.wrong[B]),
         resolution=max(total.resolution, state.resolution),
         **{name: getattr(total, name) + getattr(state, name) for name in COUNTS},
     )

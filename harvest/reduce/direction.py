@@ -40,6 +40,8 @@ class Counts:
     """Usable examples whose partner never came."""
     excluded: tuple[int, int] = (0, 0)
     """Examples with a NaN or an infinity."""
+    wrong: tuple[int, int] = (0, 0)
+    """Examples left out because the model's own answer is wrong there."""
     dropped_pairs: int = 0
     """Pairs left out whole for such a member."""
     degenerate_pairs: int = 0
@@ -231,6 +233,7 @@ def _counts(state: ConceptState, a: WeightedRows, b: WeightedRows) -> Counts:
         pairs=len(state.done) - state.dropped,
         unmatched=(waiting.count(A), waiting.count(B)),
         excluded=state.excluded,
+        wrong=state.wrong,
         dropped_pairs=state.dropped,
         degenerate_pairs=state.degenerate,
         parallel_pairs=state.parallel,
@@ -252,6 +255,8 @@ def lack(letter: str, group: WeightedRows, counts: Counts) -> str:
     if group.rows:
         return f"group {letter} has no weight (its {group.rows} rows weigh 0)"
     left_out = f"; left out for NaN or infinity: A {counts.excluded[A]}, B {counts.excluded[B]}"
+    if any(counts.wrong):
+        left_out += f"; for a wrong answer: A {counts.wrong[A]}, B {counts.wrong[B]}"
     rows = (counts.rows[A] or counts.unmatched[A], counts.rows[B] or counts.unmatched[B])
     return f"group {letter} is empty (A {rows[A]} rows, B {rows[B]}{left_out})"
 

@@ -84,7 +84,8 @@ def ready(states: torch.Tensor, labels: Labels, unit: np.ndarray | Sequence[int]
 
     `unit` [n]: which examples belong together; without it those of a pair do, else each stands for itself.
     """
-    good, known = usable(states), labels.group != UNKNOWN
+    finite, known = usable(states), labels.group != UNKNOWN
+    good = finite if labels.right is None else finite & labels.right
     kept = good & known
     dropped = ~(good[labels.a] & good[labels.b])
     kept[labels.a[dropped]] = kept[labels.b[dropped]] = False
@@ -92,7 +93,7 @@ def ready(states: torch.Tensor, labels: Labels, unit: np.ndarray | Sequence[int]
     place = np.full(len(labels), -1, np.int64)
     place[index] = np.arange(len(index))
     group = labels.group[index]
-    excluded = [int((~good & (labels.group == g)).sum()) for g in (A, B)]
+    excluded, wrong = ([int((out & (labels.group == g)).sum()) for g in (A, B)] for out in (~finite, finite & ~good))
     alone = labels.group[labels.alone[good[labels.alone]]].tolist()
     counts = Counts(
         rows=(int((group == A).sum()), int((group == B).sum())),
@@ -100,6 +101,7 @@ def ready(states: torch.Tensor, labels: Labels, unit: np.ndarray | Sequence[int]
         pairs=int((~dropped).sum()),
         unmatched=(alone.count(A), alone.count(B)),
         excluded=(excluded[A], excluded[B]),
+        wrong=(wrong[A], wrong[B]),
         dropped_pairs=int(dropped.sum()),
         unknown=int((~known).sum()),
     )

@@ -27,6 +27,8 @@ class Labels:
     """float64 [n], finite and not negative."""
     pair: tuple[str, ...] | None
     """Key of each example's pair; None where nothing is paired."""
+    right: np.ndarray | None
+    """bool [n]: the others are left out, and what is paired with them, too; None where all are in."""
     a: np.ndarray
     """int64 [k]: the A of every pair that is complete here, by the first member's place."""
     b: np.ndarray
@@ -38,21 +40,30 @@ class Labels:
         return len(self.group)
 
 
-def make_labels(groups: Any, weights: Any = None, pairs: Any = None, *, rows: int, unknown: str = "error") -> Labels:
+def make_labels(
+    groups: Any,
+    weights: Any = None,
+    pairs: Any = None,
+    *,
+    rows: int,
+    unknown: str = "error",
+    right: np.ndarray | None = None,
+) -> Labels:
     """Labels of `rows` examples out of lists, arrays or tensors.
 
     `groups` [n] ints, 0 for A and 1 for B; others are refused, or with `unknown = "count"` left out and counted.
-    `weights` [n] numbers; `pairs` [n] texts or ints, compared as text. Raises RequestError naming the row.
+    `weights` [n] numbers; `pairs` [n] texts or ints, compared as text; `right` bool [n]: those that are not are left
+    out. Raises RequestError naming the row.
     """
     _check_choice("unknown", unknown, POLICIES)
     group = _groups(groups, rows, unknown)
     weight = _weights(weights, rows)
     if pairs is None:
         nothing = np.zeros(0, np.int64)
-        return Labels(group=group, weight=weight, pair=None, a=nothing, b=nothing, alone=nothing)
+        return Labels(group=group, weight=weight, pair=None, right=right, a=nothing, b=nothing, alone=nothing)
     keys = _keys(pairs, group, rows)
     a, b, alone = _partners(group, keys)
-    return Labels(group=group, weight=weight, pair=keys, a=a, b=b, alone=alone)
+    return Labels(group=group, weight=weight, pair=keys, right=right, a=a, b=b, alone=alone)
 
 
 def join_labels(parts: Sequence[Labels]) -> Labels:
@@ -63,7 +74,10 @@ def join_labels(parts: Sequence[Labels]) -> Labels:
     pairs = None if kinds != {False} else [key for part in parts for key in part.pair or ()]
     group = np.concatenate([np.zeros(0, np.int8), *(part.group for part in parts)])
     weight = np.concatenate([np.zeros(0), *(part.weight for part in parts)])
-    return make_labels(group, weight, pairs, rows=len(group), unknown="count")
+    right = None
+    if any(part.right is not None for part in parts):
+        right = np.concatenate([np.ones(len(part), bool) if part.right is None else part.right for part in parts])
+    return make_labels(group, weight, pairs, rows=len(group), unknown="count", right=right)
 
 
 def order_pairs(groups: np.ndarray, before: tuple[int, int] = (0, 0)) -> tuple[str, ...]:

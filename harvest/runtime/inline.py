@@ -40,7 +40,8 @@ def run_inline(
             from harvest.model.load import load_model  # what needs no model (a finished run) loads no transformers
 
             try:
-                model = load_model(plan.job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
+                resolved, with_head = plan.resolved, bool(plan.answers)
+                model = load_model(plan.job.model, plan.config, resolved.dtype, resolved.device, with_head)
             except RequestError as error:  # too late for "nothing was written": the run has begun
                 raise WorkError(str(error)) from error
         observer.loaded(time.monotonic() - begin)

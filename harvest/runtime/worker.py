@@ -206,7 +206,8 @@ class Worker:
         self._enter("loading")
         torch.set_num_threads(plan.resolved.threads)  # the number belongs to the thread that sets it, which is this one
         begin = time.monotonic()
-        model = load_model(job.model, plan.config, plan.resolved.dtype, plan.resolved.device)
+        with_head = bool(plan.answers)
+        model = load_model(job.model, plan.config, plan.resolved.dtype, plan.resolved.device, with_head)
         self._load_seconds = time.monotonic() - begin
         return Pipeline(plan, model, files, self._hire.life, self._watch(watch))
 

@@ -189,6 +189,11 @@ class DirectionSettings(Settings):
             raise ValueError(f"{where}pair = {self.pair!r}: the two texts of a row are the pair; leave it out")
 
     @property
+    def needs_answers(self) -> bool:
+        """What its examples weigh, or whether they count, depends on what the model would answer."""
+        return self.correct_only or self.weight == "logit_diff"
+
+    @property
     def by_variant(self) -> bool:
         """The two sequences of a document, which `data.contrast` makes, are in group A and B, and a pair."""
         return self.column is None and self.positive is None and self.negative is None

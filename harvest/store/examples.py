@@ -20,6 +20,7 @@ KEYS = pa.schema(
         pa.field("position", pa.int32(), nullable=False),
         pa.field("group", pa.int8(), nullable=False),
         pa.field("weight", pa.float64(), nullable=False),
+        pa.field("logit_diff", pa.float64()),
         pa.field("held_out", pa.bool_(), nullable=False),
         pa.field("pair", pa.binary()),
     ]

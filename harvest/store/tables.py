@@ -29,6 +29,8 @@ TOKENS_SCHEMA = pa.schema(
 )
 VARIANT = pa.field("variant", pa.int8(), nullable=False)
 """Which sequence of a document; a further column of both tables where `data.contrast` makes two of each."""
+LOGIT_DIFF = pa.field("logit_diff", pa.float64())
+"""Of the documents table of a job with answers: what speaks for the right one at the end of the sequence."""
 SPAN = pa.field("span", pa.dictionary(pa.int32(), pa.string()))
 """A further column of the token table where the job uses spans: the innermost one around the token, null outside."""
 DOCUMENTS_SCHEMA = pa.schema(
@@ -54,9 +56,10 @@ def tokens_schema(*, spans: bool, variants: bool = False) -> pa.Schema:
     return pa.schema([*TOKENS_SCHEMA, *([VARIANT] if variants else []), *([SPAN] if spans else [])])
 
 
-def documents_schema(*, variants: bool = False) -> pa.Schema:
+def documents_schema(*, variants: bool = False, logit_diffs: bool = False) -> pa.Schema:
     """Of the documents table, before the kept columns."""
-    return DOCUMENTS_SCHEMA.insert(1, VARIANT) if variants else DOCUMENTS_SCHEMA
+    schema = DOCUMENTS_SCHEMA.insert(1, VARIANT) if variants else DOCUMENTS_SCHEMA
+    return schema.append(LOGIT_DIFF) if logit_diffs else schema
 
 
 def tokens_table(columns: TokenColumns) -> pa.Table:
@@ -106,13 +109,15 @@ def kept_names(kept: Sequence[str], schema: pa.Schema = DOCUMENTS_SCHEMA) -> lis
     return names
 
 
-def documents_table(documents: Sequence[DocumentRow], kept: Sequence[str] = (), *, variants: bool = False) -> pa.Table:
+def documents_table(
+    documents: Sequence[DocumentRow], kept: Sequence[str] = (), *, variants: bool = False, logit_diffs: bool = False
+) -> pa.Table:
     """One row per document, or per sequence of it, then the `kept` columns in that order, null where it lacks them.
 
     A column of one type keeps it; lists and mappings, and everything in a column of mixed types that is not text,
     become JSON text; whole numbers among floats become floats while that is exact.
     """
-    schema = documents_schema(variants=variants)
+    schema = documents_schema(variants=variants, logit_diffs=logit_diffs)
     arrays = [pa.array([getattr(document, field.name) for document in documents], field.type) for field in schema]
     fields = list(schema)
     for column, name in zip(kept, kept_names(kept, schema)):
@@ -275,4 +280,7 @@ class StoredTable:
 
 def schemas() -> Mapping[str, pa.Schema]:
     """Arrow schema by the file's name, with the columns that only some jobs have."""
-    return {"tokens": tokens_schema(spans=True, variants=True), "documents": documents_schema(variants=True)}
+    return {
+        "tokens": tokens_schema(spans=True, variants=True),
+        "documents": documents_schema(variants=True, logit_diffs=True),
+    }

@@ -6,7 +6,7 @@ All of it is known before the forward. A document in doubt is refused by name, o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,8 @@ class Labels:
     document: list[int] = field(default_factory=list)
     variant: list[int] = field(default_factory=list)
     label: list[Label] = field(default_factory=list)
+    answers: Callable[[Mapping[str, Any], int], int] | None = None
+    """Which answer is right for a row's values and a variant, -1 for none; where the direction asks."""
     slot: list[int] = field(default_factory=list)
     """Place among the sequences that run; -1 for a skipped one, which is here to keep its pair from being made."""
     unknown: int = 0
@@ -109,6 +111,9 @@ class Labels:
     ) -> None:
         """The next sequence. Raises DocumentError for one in doubt where that is not to be counted only."""
         label = label_of(self.settings, values, variant)
+        if label.group != NEITHER and self.answers is not None and self.answers(values, variant) < 0:
+            seen = cell_text(values.get(self.settings.column or ""))
+            label = _unusable(self.settings, f"{self.settings.column} = {seen[:40]!r} has no answer in [answers]")
         if slot < 0 and (label.group == NEITHER or not self.settings.paired):
             return
         if label.group == NEITHER:
@@ -160,6 +165,7 @@ class Places:
             weight=np.array([label.weight for label in labels], np.float64),
             pair=pair,
             held_out=None if settings.holdout_column is None else np.array([bool(label.held_out) for label in labels]),
+            sequence=np.array(self.labels.slot, np.int64)[self.member],
             rows=row[self.token],
             owner=self.owner,
             context_first=self.context_first,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harvest.settings.direction import DirectionSettings
+from harvest.text.answers import RightAnswers
 from harvest.text.documents import Document
 from harvest.text.examples import Labels
 from harvest.text.spans import TokenSpans
@@ -14,8 +16,11 @@ from harvest.text.spans import TokenSpans
 class Running:
     """Gathers them, and what directions say of these and of skipped ones."""
 
-    def __init__(self, labels: Sequence[Labels]) -> None:
-        self.labels = labels
+    def __init__(self, directions: Sequence[DirectionSettings], answers: RightAnswers | None) -> None:
+        self.labels = [Labels(settings, answers=answers if settings.needs_answers else None) for settings in directions]
+        self._answers = answers
+        self.right: list[int] = []
+        """Which answer is right for each, -1 for none; empty where none is asked for."""
         self.document: list[int] = []
         self.variant: list[int] = []
         self.ids: list[np.ndarray] = []
@@ -42,6 +47,8 @@ class Running:
             self.document.append(number)
             self.variant.append(sequence.variant)
             self.ids.append(ids)
+            if self._answers is not None:
+                self.right.append(self._answers(sequence.row.values, sequence.variant))
             self.spans += spans
             self.total += len(ids)
 

@@ -10,14 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from harvest.errors import DocumentError, RequestError
-from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardExamples, ShardText, SourceRow
+from harvest.records import DOCUMENTS_PER_FILE, DocumentRow, ShardAnswers, ShardExamples, ShardText, SourceRow
 from harvest.settings.direction import DirectionSettings
 from harvest.settings.tables import CaptureSettings, ChatSettings, DataSettings, TokenSettings
 from harvest.text import reasons
+from harvest.text.answers import RightAnswers
 from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader
 from harvest.text.encode import Encoder
-from harvest.text.examples import Labels, places
+from harvest.text.examples import places
 from harvest.text.running import Running
 from harvest.text.spans import (
     TokenSpans,
@@ -50,7 +51,8 @@ class Tokeniser:
     `tokenizer` is a fast tokenizer of transformers, left as it was found; None serves `data.ids`.
     `context` and `vocab_size` (rows of the model's input embedding) are the resolved figures. `bos_id`, `eos_id` and
     `special_ids` speak for the tokenizer where there is none (from the model's config). `kept`: columns that documents
-    keep, `data.keep` by default; `directions` look at theirs besides.
+    keep, `data.keep` by default; `directions` look at theirs besides. `answers`: which one is right, where the
+    model is asked for one at the end of each document.
 
     Raises RequestError for what can never work: text or chat without a fast tokenizer, chat without a
     template, a BOS policy without a BOS token, exclusions that name no token of the vocabulary.
@@ -71,6 +73,7 @@ class Tokeniser:
         special_ids: Iterable[int] = (),
         directions: Sequence[DirectionSettings] = (),
         kept: Sequence[str] | None = None,
+        answers: RightAnswers | None = None,
     ) -> None:
         require_span_source(data, capture, directions)
         asked, read = asked_spans(capture), spans_read(directions)
@@ -92,6 +95,7 @@ class Tokeniser:
             special[separator] = True
         self._data, self._tokens, self._context = data, tokens, context
         self._directions, self._kept = tuple(directions), data.keep if kept is None else kept
+        self._answers = answers
         self._rules = WindowRules(
             context=context,
             window_bos=bos if tokens.bos == "window" else None,
@@ -128,7 +132,7 @@ class Tokeniser:
         `capture.positions` are skipped under either policy.
         """
         listed: list[DocumentRow] = []
-        running = Running([Labels(direction) for direction in self._directions])
+        running = Running(self._directions, self._answers)
         strict = self._data.on_bad == "fail"
         count, cut = 0, limit == 0
         digest = rows.digest if limit == 0 or max_tokens is not None else ""
@@ -148,7 +152,7 @@ class Tokeniser:
         else:
             cut = limit is not None and count == limit
             digest = digest if cut and max_tokens is not None else rows.digest
-        layout, examples = self._lay_out(running, strict=strict)
+        layout, examples, answers = self._lay_out(running, strict=strict)
         stored = iter(layout.rows.tolist())
         return ShardText(
             documents=[replace(row, rows=next(stored)) if row.status == "stored" else row for row in listed],
@@ -156,6 +160,7 @@ class Tokeniser:
             tokens=layout.tokens,
             stored=layout.stored,
             examples=examples,
+            answers=answers,
             forward_tokens=int(layout.fed.sum()),
             tokens_run=running.total,
             dropped_tokens=sum(row.tokens for row in listed if row.status == "stored") - running.total,
@@ -166,8 +171,10 @@ class Tokeniser:
             span_documents=running.met(self._reader.asked),
         )
 
-    def _lay_out(self, running: Running, *, strict: bool) -> tuple[Layout, dict[str, list[ShardExamples]]]:
-        """Windows and rows of the sequences that run, and the examples of every direction in them."""
+    def _lay_out(
+        self, running: Running, *, strict: bool
+    ) -> tuple[Layout, dict[str, list[ShardExamples]], ShardAnswers | None]:
+        """Windows and rows of the sequences that run, the examples of every direction in them, and the answers."""
         variants = None if self._data.contrast is None else running.variant
         flat = joined(running.document, running.ids, self._rules, variants)
         spans = running.spans
@@ -175,11 +182,21 @@ class Tokeniser:
         also = np.zeros(len(flat.token), bool)
         for place in itertools.chain.from_iterable(found):
             also[place.token] = True
-        layout = lay_out(flat, self._rules, spans if self._reader.with_spans else None, also if found else None)
-        return layout, {
+        right = np.array(running.right, np.int64)
+        asked = np.flatnonzero(right >= 0)
+        last = flat.bounds[asked] + flat.lengths[asked] - 1
+        also[last] = True
+        layout = lay_out(flat, self._rules, spans if self._reader.with_spans else None, also if also.any() else None)
+        answers = None
+        if self._answers is not None:
+            row = np.full(len(right), -1, np.int64)
+            row[asked] = layout.captured[last]
+            answers = ShardAnswers(row=row, right=right)
+        examples = {
             of.settings.name: [place.examples(flat, layout.captured) for place in of_direction]
             for of, of_direction in zip(running.labels, found)
         }
+        return layout, examples, answers
 
     def span_names(self, rows: Iterable[SourceRow], limit: int) -> list[frozenset[str]]:
         """The names of all spans of each of the first `limit` documents."""
@@ -190,7 +207,7 @@ class Tokeniser:
 
     def sizes(self, rows: Iterable[SourceRow], limit: int) -> list[tuple[int, int]]:
         """(tokens fed to the model, rows stored) of each of the first `limit` documents; (0, 0) if unusable."""
-        running = Running([Labels(direction) for direction in self._directions])
+        running = Running(self._directions, self._answers)
         count = 0
         for sequences in self._reader.read(rows, limit):
             for one in sequences:
@@ -198,7 +215,7 @@ class Tokeniser:
                 if ids is not None:
                     running.add(one, count, ids, self._spans(one), strict=False)
             count += 1
-        layout, _ = self._lay_out(running, strict=False)
+        layout, _, _ = self._lay_out(running, strict=False)
         sizes = np.zeros((count, 2), np.int64)
         np.add.at(sizes, np.array(running.document, np.int64), np.stack([layout.fed, layout.rows], axis=1))
         return [(fed, stored) for fed, stored in sizes.tolist()]

@@ -27,6 +27,7 @@ LEVELS = {
     "estimate": 4,
     "groups": 4,
     "examples": 4,
+    "logits": 4,
     "plan": 4,
     "shardwork": 4,
     "selfcheck": 4,

@@ -334,3 +334,11 @@ def test_weights_and_what_is_held_out_may_come_from_columns(tmp_path: Path) -> N
     close(opened.directions()["s"][AT], means[0] - means[1])
     card = json.loads((tmp_path / "run/directions/s.json").read_text())
     assert card["directions"][0]["evaluation"]["examples"] == [4, 4]
+
+
+def test_the_command_says_which_texts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harvest.__main__ import _status
+
+    made(tmp_path / "run", pairs(8), asked())
+    assert _status(["directions", str(tmp_path / "run")]) == 0
+    assert "s: good against bad of each row" in capsys.readouterr().out

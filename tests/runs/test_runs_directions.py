@@ -361,7 +361,7 @@ def test_a_run_without_rows_keeps_documents_and_states_and_gives_the_same_direct
         (asked(column="lable"), ["lable", "directions", "label"]),
         (asked(weight="column:no"), ["'no'"]),
         (asked(modes=["paired_rejection"]), ["pair"]),
-        (asked(weight="logit_diff"), ["not built"]),
+        (asked(weight="logit_diff"), ["logit_diff", "[answers]"]),
         (asked(read={"span": "nowhere"}), ["nowhere"]),
     ],
     ids=str,
