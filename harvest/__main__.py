@@ -156,22 +156,26 @@ def export(
         return
     from harvest.export.card import text
     from harvest.export.export import Request, export_run
+    from harvest.runtime import progress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    card = export_run(
-        Request(
-            format=format,
-            run=run,
-            out=out,
-            name=name or (),
-            shuffle=shuffle,
-            dtype=dtype,
-            context=context,
-            naming=naming,
-            rows=rows,
-            limit=limit,
-        )
+    request = Request(
+        format=format,
+        run=run,
+        out=out,
+        name=name or (),
+        shuffle=shuffle,
+        dtype=dtype,
+        context=context,
+        naming=naming,
+        rows=rows,
+        limit=limit,
     )
+    if json:
+        card = export_run(request)
+    else:
+        with progress.writing(f"exporting {format}") as advanced:
+            card = export_run(request, advanced)
     _print(show.Shown(text(card), card), json)
 
 

@@ -5,7 +5,7 @@ request -> run, columns, units -> folder -> tokens.parquet, the format's files -
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,8 +62,8 @@ class Request:
     limit: int | None = None
 
 
-def export_run(request: Request) -> dict[str, Any]:
-    """Writes the export and returns its card, with `out`.
+def export_run(request: Request, advanced: Callable[[int, int], None] = lambda done, expected: None) -> dict[str, Any]:
+    """Writes the export and returns its card, with `out`; `advanced` hears of (bytes written, bytes expected).
 
     Raises RequestError, with nothing written, for whatever cannot be; WorkError where a value does not fit its dtype,
     the disk is full, or the store lost something: then too nothing is left.
@@ -77,6 +77,8 @@ def export_run(request: Request) -> dict[str, Any]:
     selected = Selected(run, columns, choose_units(run, chosen, request.context, request.shuffle, request.limit))
     format.prepare(selected)
     _refuse_what_does_not_fit(selected, folder, request)
+    expected = selected.bytes + selected.units.rows * TABLE_BYTES_PER_ROW
+    folder.advanced = lambda written: advanced(written, expected)
     with folder:
         write_tokens(selected, folder)
         extra = format.write(selected, folder)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,8 +35,9 @@ class Writer:
 
     closed = False
 
-    def __init__(self, sink: Sink, where: str) -> None:
-        self._sink, self._where = sink, where
+    def __init__(self, sink: Sink, where: str, wrote: Callable[[int], None]) -> None:
+        """`wrote` hears of every write how many bytes it was."""
+        self._sink, self._where, self._wrote = sink, where, wrote
         self.bytes = 0
         self._crc = 0
 
@@ -49,6 +50,7 @@ class Writer:
                 self._sink.write(piece)
                 self._crc = google_crc32c.extend(self._crc, np.frombuffer(piece, np.uint8))
         self.bytes += len(view)
+        self._wrote(len(view))
         return len(view)
 
     def tell(self) -> int:
@@ -91,11 +93,18 @@ class Folder:
         """Looks only. Raises RequestError for an OUT that cannot be used: taken, unfinished, within the run."""
         self.out = out
         self._target = open_files(out, setting="out")
-        self._refuse_taken(run)
+        try:
+            self._refuse_taken(run)
+        except OSError as error:
+            raise _unusable(out, error) from None
         self._files = self._target
         if self._target.local:
             self._files = open_files(self._target.url + SUFFIX, setting="out")
         self._written: dict[str, Writer] = {}
+        self.bytes = 0
+        """Written so far."""
+        self.advanced: Callable[[int], None] = lambda written: None
+        """Hears of it."""
 
     def _refuse_taken(self, run: Files) -> None:
         first = next((path for path, _ in self._target.list()), None)
@@ -126,8 +135,8 @@ class Folder:
         try:
             if not self._files.create(UNFINISHED, json.dumps({**note, "pid": os.getpid()}, indent=1).encode()):
                 raise RequestError(f"out = {self.out!r}: another export has just begun there")
-        except PermissionError as error:
-            raise RequestError(f"out = {self.out!r}: {error.strerror}") from None
+        except OSError as error:
+            raise _unusable(self.out, error) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -138,9 +147,13 @@ class Folder:
         """A new file of the export."""
         where = f"{self._files.url}/{path}"
         with naming_full_disk(where, 0):
-            writer = Writer(self._files.open_write(path), where)
+            writer = Writer(self._files.open_write(path), where, self._wrote)
         self._written[path] = writer
         return writer
+
+    def _wrote(self, count: int) -> None:
+        self.bytes += count
+        self.advanced(self.bytes)
 
     def blob(self, path: str, data: bytes) -> None:
         """A whole file."""
@@ -177,6 +190,12 @@ class Folder:
             if self._target.local:
                 for folder, _, _ in os.walk(self._files.url, topdown=False):
                     os.rmdir(folder)
+
+
+def _unusable(out: str, error: OSError) -> RequestError:
+    """One line for a folder that cannot be looked at or begun: no access, no such bucket, no answer."""
+    said = " ".join(str(error.strerror or error).split())
+    return RequestError(said if said.startswith("out = ") else f"out = {out!r}: {said}")
 
 
 def _rename(source: str, target: str) -> None:

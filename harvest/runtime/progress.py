@@ -5,12 +5,23 @@ Speaks on stderr, so that stdout holds results alone.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from harvest.pipeline import Progress as Advance
 from harvest.plan import Plan
@@ -18,6 +29,8 @@ from harvest.records import ShardRecord
 
 LOG_SECONDS = 10.0
 """Between two lines of a log."""
+BAR_SECONDS = 0.1
+"""Between two looks of a bar that is told of every write."""
 
 
 class Observer(Protocol):
@@ -230,3 +243,39 @@ class Log(Silent):
 
     def gave_up(self, shard: str, error: str) -> None:
         self._say(f"gave up: {error}")
+
+
+@contextlib.contextmanager
+def writing(what: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Yields what to tell (bytes written, bytes expected): a bar on a terminal, a line every ten seconds elsewhere."""
+    stream = stream or sys.stderr
+    begin = last = time.monotonic()
+
+    def due(seconds: float) -> bool:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < seconds:
+            return False
+        last = now
+        return True
+
+    def said(done: int, expected: int) -> None:
+        if due(LOG_SECONDS):
+            rate = done / max(time.monotonic() - begin, 1e-9) / 1e6
+            share = min(100, 100 * done // max(1, expected))
+            print(f"harvest: {what}: {done / 1e6:,.0f} MB  {share} % done  {rate:,.0f} MB/s", file=stream, flush=True)
+
+    if not stream.isatty():
+        yield said
+        return
+    columns = (BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        TextColumn("{task.description}"), *columns, TimeRemainingColumn(compact=True), console=Console(file=stream)
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        def shown(done: int, expected: int) -> None:
+            if due(BAR_SECONDS):
+                bar.update(task, completed=done, total=max(done, expected))
+
+        yield shown

@@ -61,6 +61,8 @@ def open_remote(url: str, options: Mapping[str, Any], setting: str) -> RemoteFil
         raise RequestError(f"{setting} = {url!r}: {error}") from None
     if not rest.strip("/"):
         raise RequestError(f"{setting} = {url!r}: names no folder")
+    if kind == "s3":
+        system = _ClearS3(system, f"{setting} = {url!r}")
     files = (S3Files if kind == "s3" else RemoteFiles)(system, url.rstrip("/"))
     if scheme == "memory" and system.isfile(files.root):
         raise RequestError(f"{setting} = {url!r}: is a file; a folder is needed")
@@ -167,6 +169,40 @@ class RemoteSink:
             self._file.closed = True
         with contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self._target)
+
+
+class _ClearS3:
+    """The file system, whose client's errors of its own kinds come out as ours: one line that names the setting."""
+
+    def __init__(self, system: Any, where: str) -> None:
+        from botocore import exceptions  # type: ignore[import-untyped]  # comes with s3fs, has no stubs
+
+        self._system, self._where = system, where
+        self._unknown = (
+            exceptions.NoCredentialsError,
+            exceptions.PartialCredentialsError,
+            exceptions.CredentialRetrievalError,
+            exceptions.ProfileNotFound,
+        )
+        self._any = exceptions.BotoCoreError
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._system, name)
+        return self._clear(found) if callable(found) else found
+
+    def _clear(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def cleared(*args: Any, **more: Any) -> Any:
+            try:
+                return call(*args, **more)
+            except self._unknown as error:
+                raise RequestError(
+                    f"{self._where}: {error}; credentials are read from the environment only (AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE)"
+                ) from None
+            except self._any as error:
+                raise ConnectionError(f"{self._where}: {' '.join(str(error).split())}") from None
+
+        return cleared
 
 
 class S3Files(RemoteFiles):

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,3 +132,38 @@ def test_the_lease_works_on_s3(files: Files, monkeypatch: pytest.MonkeyPatch) ->
         files.replace("coordinator.json", files.read("coordinator.json").replace(lease.life.encode(), b"0badcafe"))
         with pytest.raises(LostLeaseError):
             lease.check()
+
+
+@pytest.mark.parametrize("profile", [None, "nobody"])
+def test_without_credentials_every_call_is_refused_in_one_line_that_names_the_setting(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str | None
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    storage = {"endpoint": endpoint, "region": "eu-west-1", **({"profile": profile} if profile else {})}
+    files = open_files("s3://runs/nobody/run", storage, setting="out")
+    for call in (
+        lambda: list(files.list()),
+        lambda: files.read("run.json"),
+        lambda: files.create("run.json", b"{}"),
+        lambda: files.exists("run.json"),
+        lambda: files.swap("run.json", b"", b"{}"),
+    ):
+        with pytest.raises(RequestError) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+        assert str(raised.value).startswith("out = 's3://runs/nobody/run': ")
+        assert "AWS_ACCESS_KEY_ID" in str(raised.value)
+
+
+def test_an_endpoint_that_does_not_answer_is_an_os_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    files = open_files("s3://runs/nowhere", {"endpoint": "http://127.0.0.1:9"}, setting="out")
+    with pytest.raises(ConnectionError, match=r"^out = 's3://runs/nowhere': Could not connect") as raised:
+        list(files.list())
+    assert "\n" not in str(raised.value)
