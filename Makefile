@@ -20,11 +20,12 @@ test: $(VENV)/test-installed lint
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real
 
 # Trainers of other projects read what `harvest export` writes. Their pins conflict, so each has an environment.
-PEERS := saelens llamascopium dictionary_learning
+PEERS := saelens llamascopium dictionary_learning steering
 test-peers: $(VENV)/test-installed $(PEERS:%=.peers/%/installed)
 	HARVEST_PEER_SAELENS=$(CURDIR)/.peers/saelens/bin/python \
 	HARVEST_PEER_LLAMASCOPIUM=$(CURDIR)/.peers/llamascopium/bin/python \
 	HARVEST_PEER_DICTIONARY_LEARNING=$(CURDIR)/.peers/dictionary_learning/bin/python \
+	HARVEST_PEER_STEERING=$(CURDIR)/.peers/steering/bin/python \
 	$(BIN)/python -m pytest tests/peers
 
 .peers/%/installed: tests/peers/requirements-%.txt

@@ -1,7 +1,7 @@
 """Exports read by the peers' own code. Each has an interpreter of its own, `make test-peers` makes them.
 
-HARVEST_PEER_SAELENS, HARVEST_PEER_LLAMASCOPIUM, HARVEST_PEER_DICTIONARY_LEARNING name the interpreters; without one
-its tests are skipped.
+HARVEST_PEER_SAELENS, HARVEST_PEER_LLAMASCOPIUM, HARVEST_PEER_DICTIONARY_LEARNING and HARVEST_PEER_STEERING (repeng,
+steering-vectors) name the interpreters; without one its tests are skipped.
 """
 
 from __future__ import annotations
@@ -94,3 +94,36 @@ def test_dictionary_learning_trains_on_batches_of_a_run(run: Any, tmp_path: Path
     np.save(tmp_path / "rows.npy", rows.numpy())
     found = peer("DICTIONARY_LEARNING", "dictionary_learning_train.py", tmp_path / "rows.npy")
     assert found["unexplained"] < 0.2
+
+
+def test_repeng_and_steering_vectors_add_the_directions_where_steer_does(tmp_path: Path) -> None:
+    from harvest.export.directions import export_directions
+
+    model = tiny_llama(vocab=300)
+    model.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"text": f"text {i} {'xy'[i % 2]}", "label": str(i % 2)} for i in range(20)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = {
+        "model": {"name": str(tmp_path / "model")},
+        "data": {"path": str(tmp_path / "texts.jsonl")},
+        "directions": [{"name": "d", "column": "label", "positive": ["1"], "negative": ["0"]}],
+        "run": {"path": str(tmp_path / "run"), "threads": 1},
+    }
+    directions = harvest.run(job).directions()["d"]
+    for format in ("gguf", "safetensors"):
+        export_directions(format, str(tmp_path / "run"), str(tmp_path / format))
+    files = tmp_path / "gguf" / "d.gguf", tmp_path / "safetensors" / "d.safetensors"
+    ids = [3, 80, 5, 66, 90]
+    found = peer("STEERING", "steering_apply.py", tmp_path / "model", *files, 1.5, *ids)
+    assert found["model_type"] == str(tmp_path / "model")
+    assert sorted(found["directions"]) == ["1", "2"]
+    for block, vector in found["directions"].items():
+        np.testing.assert_array_equal(np.array(vector, np.float32), directions[f"residual.{block}"].raw.astype("f4"))
+    with torch.no_grad():
+        for peers, layers in (("repeng", [1, 2]), ("steering_vectors", [0, 1, 2])):
+            with harvest.steer(model, directions, 1.5, layers=layers):
+                expected = model(torch.tensor([ids])).logits.numpy()
+            np.testing.assert_allclose(np.array(found[peers]), expected, rtol=1e-4, atol=1e-4)
+            assert np.abs(expected - np.array(found["bare"])).max() > 0.1
+    assert found["layers"] == [0, 1, 2]
