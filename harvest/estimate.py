@@ -186,12 +186,15 @@ def worker_memory(
     weight_bytes: int,
     examples_bytes: int = 0,
     chunks_bytes: int = 0,
+    logits_bytes: int = 0,
 ) -> int:
     """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text, the
-    examples of two shards, and the chunks that fill up before they are compressed."""
+    examples of two shards, the chunks that fill up before they are compressed, and the logits of a forward."""
     windows = 2 * rows_per_sort_window * bytes_per_row
     forward = tokens_per_batch * BYTES_PER_BATCH_TOKEN
-    return LIBRARY_BYTES + 2 * weight_bytes + windows + forward + TEXT_BYTES + examples_bytes + chunks_bytes
+    return (
+        LIBRARY_BYTES + 2 * weight_bytes + windows + forward + TEXT_BYTES + examples_bytes + chunks_bytes + logits_bytes
+    )
 
 
 def shard_documents(job: Job, probe: Probe, bytes_per_row: int, bytes_per_document: int) -> int:

@@ -38,6 +38,8 @@ from harvest.tokengroups import TokenGroups
 if TYPE_CHECKING:
     from harvest.model.sites import Name
 
+LOGITS_BYTES = 3 * 256 * 2**20
+"""Of answers: what one forward makes at most, as the head gives it, as float32, and what a scale makes of it."""
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 """`tokens.batch = "auto"`: on a CPU more tokens bring no speed, on a GPU fewer leave it idle."""
 SORT_WINDOW_BYTES = 256 * 2**20
@@ -165,6 +167,7 @@ def make_plan(
         weight_bytes=found.weight_bytes,
         examples_bytes=2 * shard * bytes_per_example,
         chunks_bytes=0 if job.store.compression == "none" else len(found.names) * resolved.chunk_bytes,
+        logits_bytes=LOGITS_BYTES if answers else 0,
     )
     plan = Plan(
         job=job,

@@ -94,17 +94,23 @@ class Capture:
         The copies convert to the dtype of `into`; on an accelerator they may still be under way on return
         (see `wait`). Raises DocumentError for a finite value that the dtype cannot hold. `places` int64 [k]: of the
         kept tokens, those whose answers are asked for; their logits come back as float64 [k, answers]. Without any
-        the forward ends as soon as the names have been seen.
+        the forward ends as soon as the names have been seen; with very many it runs more than once.
         """
-        asked = self._head if places is not None and len(places) else None
-        self._to_the_end, output = asked is not None, None
+        if self._head is None or places is None or not len(places):
+            self._forward(batch, into, None)
+            return None
+        parts = self._head.parts(batch.source[places])
+        return np.concatenate([self._head.logits(self._forward(batch, into, part), len(part)) for part in parts])
+
+    def _forward(self, batch: Batch, into: Mapping[str, torch.Tensor], source: np.ndarray | None) -> Any:
+        """What the model gives where its head is asked at some places, int64 [k] of the batch's tokens; else None."""
+        self._to_the_end, output = source is not None, None
         self._batch, self._into, self._wanted = batch, into, {str(name) for name in self.names}
         self._calls.clear()
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         try:
             # Not inference mode: what a model keeps for later (rotary tables that grew) must stay fit for training.
-            source = batch.source[places] if asked is not None else None
-            only = contextlib.nullcontext() if asked is None or source is None else asked.at(source)
+            only = contextlib.nullcontext() if self._head is None or source is None else self._head.at(source)
             with torch.no_grad(), ungrown(self._growing), only:
                 output = self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
         except _Enough:
@@ -113,7 +119,7 @@ class Capture:
             put_away(self._fetching)
         if self._wanted:
             raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
-        return None if asked is None or places is None else asked.logits(output, len(places))
+        return output
 
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What keeps the windows of a batch from one another and from the padding.

@@ -19,6 +19,8 @@ from harvest.model.architectures import unwrapped
 from harvest.model.probe import first_tensor
 
 SETTING = "answers"
+LOGITS_BYTES = 256 * 2**20
+"""Of float32 logits in one forward: of 128,000 tokens 524 places, of which a batch of short texts may have more."""
 
 
 def head_of(model: Any) -> nn.Module:
@@ -51,7 +53,12 @@ class Head:
 
     def __init__(self, model: Any, tokens: Sequence[int]) -> None:
         self._head, self._tokens = head_of(model), list(tokens)
+        self._places = max(1, LOGITS_BYTES // (4 * head_size(model)))
         self._ran = False
+
+    def parts(self, source: np.ndarray) -> list[np.ndarray]:
+        """The places int64 [k] in parts that one forward has room for."""
+        return [source[start : start + self._places] for start in range(0, len(source), self._places)]
 
     @contextmanager
     def at(self, source: np.ndarray) -> Iterator[None]:

@@ -104,6 +104,19 @@ def test_the_head_sees_the_places_asked_for_and_nothing_runs_behind_what_is_need
     assert not model.lm_head._forward_pre_hooks
 
 
+def test_very_many_places_take_several_forwards_of_bounded_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = logits_of(tiny_llama(), DOCUMENTS)
+    monkeypatch.setattr("harvest.model.head.LOGITS_BYTES", 2 * 4 * 64)
+    model = tiny_llama()
+    seen: list[int] = []
+    model.lm_head.register_forward_hook(lambda _m, args, _out: seen.append(args[0].shape[1]))
+    found = logits_of(model, DOCUMENTS)
+    assert max(seen) == 2
+    assert sum(seen) == len(DOCUMENTS)
+    for document, logits in whole.items():
+        assert np.abs(found[document] - logits).max() <= 1e-5
+
+
 def test_rows_are_the_same_bits_with_and_without_answers() -> None:
     model = tiny_gpt2()
     names = resolve_names(model, ["residual", "final_norm"], "all")
