@@ -78,10 +78,11 @@ class Job(Settings):
 
     @model_validator(mode="after")
     def _answers_to_all(self) -> Job:
-        asking = [direction for direction in self.read_directions if direction.needs_answers]
+        asking = [direction for direction in self.read_directions if direction.needs_answers or direction.check]
         if not self.answers:
             for direction in asking:
                 asked = "correct_only" if direction.correct_only else "weight = 'logit_diff'"
+                asked = asked if direction.needs_answers else f"check = {direction.check}"
                 raise ValueError(f"direction {direction.name!r}: {asked} needs [answers]: what to say for each group")
             return self
         columns = list(dict.fromkeys(direction.column for direction in self.read_directions))
@@ -217,7 +218,8 @@ def _one_line(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("string", "text")
     value = first["input"]
     shown = "" if isinstance(value, dict) and first["type"] == "value_error" else f" = {_short(value)}"
-    return f"{where}{shown}: {message[0].lower()}{message[1:]}".removeprefix(": ")
+    first_letter = message[0] if message[1:2].isupper() else message[0].lower()  # `GPU` stays as it is
+    return f"{where}{shown}: {first_letter}{message[1:]}".removeprefix(": ")
 
 
 def _short(value: Any) -> str:

@@ -188,22 +188,16 @@ def test_workers_go_where_the_resources_that_they_take_are(
 ) -> None:
     """Two GPUs for each replica, and a resource that only one node has; both are set aside, and seen by the actor."""
     special = nodes.add_node(num_cpus=2, num_gpus=4, resources={"fast_disk": 2})
-    seen: list[tuple[str, dict[str, float]]] = []
+    free: list[dict[str, float]] = []
 
     def look(watcher: Watcher) -> None:
-        from ray.util.state import list_actors
+        from ray._private.state import available_resources_per_node
 
-        seen.extend(
-            (actor["node_id"], actor["required_resources"])
-            for actor in list_actors(detail=True)
-            if actor["state"] == "ALIVE"
-        )
+        free.append(available_resources_per_node()[special.node_id])
 
     settings = ["run.gpus_per_worker=2", "run.resources={fast_disk = 1}", "model.device=cpu"]
     found = run(job, tmp_path / "run", Watcher("committed", 3, look), *settings)
-    assert len(seen) == 2
-    assert {node for node, _ in seen} == {special.node_id}
-    assert all(needs["GPU"] == 2 and needs["fast_disk"] == 1 for _, needs in seen)
+    assert [(of.get("GPU", 0), of.get("fast_disk", 0), of.get("CPU", 0)) for of in free] == [(0, 0, 0)]
     assert first_difference(clean, found) is None
     nodes.remove_node(special)
 

@@ -245,6 +245,27 @@ def test_files_of_unequal_length_keep_a_crew_busy_to_the_end(job: Path, tmp_path
         assert ids == [number * 2**40 + i for number, count in enumerate((1, 10, 100)) for i in range(count)]
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("stream", [False, True], ids=["lines", "a stream of `datasets`"])
+def test_a_source_that_is_read_front_to_back_is_read_once_by_all_workers_together(
+    stream: bool, workers: int, job: Path, tmp_path: Path, crew_of: Any
+) -> None:
+    """E59: what has no rule by which it can be split is one worker's at a time, who hands on where it stopped."""
+    texts = [{"text": f"Text number {n}"} for n in range(10)]
+    data = tmp_path / "data"
+    data.mkdir()
+    if stream:  # semicolons: only `datasets` knows of them
+        (data / "texts.csv").write_text("text;n\n" + "".join(f"{text['text']};0\n" for text in texts))
+        (data / "README.md").write_text('---\nconfigs:\n- config_name: own\n  data_files: "*.csv"\n  sep: ";"\n---\n')
+    else:
+        with gzip.open(data / "texts.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(text) + "\n" for text in texts)
+    crew_of(workers)
+    told = [f"data.path={data}", "store.shard_documents=3", *(["data.name=own"] if stream else [])]
+    found = run(job, tmp_path / "run", None, *told)
+    assert [row["document"] for row in found.documents] == list(range(10))
+
+
 def test_a_worker_that_never_comes_is_not_waited_for_and_any_number_resumes(
     job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any
 ) -> None:
