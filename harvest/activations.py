@@ -70,7 +70,7 @@ class Activations:
         """[n, d] for a slice, indices (any order, negative ones from the end) or a mask; [d] for one int."""
         if isinstance(rows, slice) and rows.step in (None, 1):
             start, stop, _ = rows.indices(len(self))
-            return self._read(start, max(start, stop))
+            return self.read(start, max(start, stop))
         found = self.gather(row_numbers(rows, len(self)))
         single = isinstance(rows, int | np.integer) or (isinstance(rows, torch.Tensor | np.ndarray) and rows.ndim == 0)
         return found[0] if single else found
@@ -112,12 +112,12 @@ class Activations:
         codes, scales = self._rows.gather(rows, None, threads), self._scales.gather(rows, None, threads)
         return _values(codes, scales, self.empty(len(rows)) if out is None else out)
 
-    def _read(self, start: int, stop: int) -> torch.Tensor:
-        """Consecutive rows as a new tensor."""
-        rows = self._rows.read(start, stop)
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> torch.Tensor:
+        """Rows [start, stop), both in [0, len], as a tensor [n, d] over `out`, or a new one."""
         if self._scales is None:
-            return as_tensor(rows, self.stored)
-        return _values(rows, self._scales.read(start, stop), self.empty(stop - start))
+            return as_tensor(self._rows.read(start, stop, out), self.stored)
+        out = self.empty(stop - start) if out is None else out
+        return _values(self._rows.read(start, stop), self._scales.read(start, stop), out)
 
 
 def _values(codes: np.ndarray, scales: np.ndarray, out: np.ndarray) -> torch.Tensor:

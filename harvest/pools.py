@@ -73,9 +73,12 @@ class Pools:
 
         def read(number: int) -> None:
             block = blocks[number]
-            rows = np.arange(block.start, block.stop) if self._rows is None else self._rows[block.start : block.stop]
-            for array, out in zip(self._arrays, room):
-                array.gather(rows, out[starts[number] : starts[number + 1]], threads=1)
+            for array, whole in zip(self._arrays, room):
+                out = whole[starts[number] : starts[number + 1]]
+                if self._rows is None:
+                    array.read(block.start, block.stop, out)
+                else:
+                    array.gather(self._rows[block.start : block.stop], out, threads=1)
 
         list(_readers(os.getpid()).map(read, range(len(blocks))))
         return self._tensors(room)

@@ -125,16 +125,16 @@ class RawRows:
         out[order] = held
         return out
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) as a new array."""
-        out = self.empty(stop - start)
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Rows [start, stop), into `out` where given."""
+        out = self.empty(stop - start) if out is None else out
         starts = self._parts.starts
         part = int(np.searchsorted(starts, start, side="right")) - 1
         row = start
         while row < stop:
             end = min(stop, int(starts[part + 1]))
             array = self._array(part)
-            out[row - start : end - start] = array.read(row - int(starts[part]), end - int(starts[part]))
+            array.read(row - int(starts[part]), end - int(starts[part]), out[row - start : end - start])
             row, part = end, part + 1
         return out
 

@@ -31,6 +31,8 @@ from harvest.store.tables import documents_table, keys_digest, tokens_table
 
 NAME, WIDTH, BATCH = "residual.15", 576, 4096
 DTYPE = "bfloat16"
+STORED = {"<u2": "bfloat16", "|i1": "int8", "<f4": "float32"}
+"""Dtype of the bits -> what is stored."""
 PIECE_ROWS = 2**20 // (2 * WIDTH)
 
 
@@ -50,12 +52,13 @@ def write(folder: Path, rows: int, shards: int) -> None:
             values = generator.integers(0x3E00, 0x4100, (count, WIDTH), np.uint16)  # bfloat16 of 0.1 to 8
             for start in range(0, count, PIECE_ROWS):  # as the store writes: pages cached alike on both sides
                 plain.write(values[start : start + PIECE_ROWS].data)
-            ledger.commit(write_shard(files, Shard(file=0, index=index, start=index, stop=index + 1), values))
+            shard = Shard(file=0, index=index, start=index, stop=index + 1)
+            ledger.commit(write_shard(files, shard, {NAME: values}))
 
 
-def write_shard(files: Files, shard: Shard, values: np.ndarray) -> ShardRecord:
-    """One document per shard: the tables are not what is measured."""
-    n = len(values)
+def write_shard(files: Files, shard: Shard, arrays: dict[str, np.ndarray], compression: str = "none") -> ShardRecord:
+    """Arrays in their stored bits; one document per shard: the tables are not what is measured."""
+    n = len(next(iter(arrays.values())))
     tokens = TokenColumns(
         document=np.full(n, shard.start),
         position=np.arange(n, dtype=np.int32),
@@ -64,10 +67,13 @@ def write_shard(files: Files, shard: Shard, values: np.ndarray) -> ShardRecord:
         special=np.zeros(n, bool),
     )
     attempt = layout.attempt_name(shard.key, "0" * 8, 1)
-    with AttemptWriter(
-        files, attempt, {NAME: ArraySpec(rows=n, width=WIDTH, dtype=DTYPE)}, chunk_bytes=8 << 20
-    ) as writer:
-        writer.append(NAME, values)
+    specs = {
+        name: ArraySpec(rows=n, width=rows.shape[1], dtype=STORED[rows.dtype.str], compression=compression)
+        for name, rows in arrays.items()
+    }
+    with AttemptWriter(files, attempt, specs, chunk_bytes=8 << 20) as writer:
+        for name, rows in arrays.items():
+            writer.append(name, rows)
         writer.table(layout.TOKENS, tokens_table(tokens))
         writer.table(layout.DOCUMENTS, documents_table([]))
         objects = writer.close()

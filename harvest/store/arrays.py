@@ -131,11 +131,12 @@ class StoredArray:
             self._mapped[number] = data[:used].view(self.numpy_dtype).reshape(-1, self.spec.width)
         return self._mapped[number]
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) as a new array [n, width]."""
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Rows [start, stop) as [n, width], into `out` when given."""
         if not 0 <= start <= stop <= self.spec.rows:
             raise IndexError(f"rows {start} to {stop} of {self.name}, which has {self.spec.rows}")
-        out = np.empty((stop - start, self.spec.width), self.numpy_dtype)
+        if out is None:
+            out = np.empty((stop - start, self.spec.width), self.numpy_dtype)
         row = start
         while row < stop:
             number, inside = divmod(row, self.grid.outer)
