@@ -28,6 +28,7 @@ def head(run: RunRecord, settings: DirectionSettings) -> dict[str, Any]:
         "dtype": run.plan["resolved"]["dtype"],
         "job": hashlib.blake2b(lock, digest_size=16).hexdigest(),
         "harvest": run.provenance.get("harvest"),
+        "check": None,
         "answers": {
             value: {"text": job["answers"][value], "token": token}
             for value, token in run.plan["resolved"].get("answers", {}).items()

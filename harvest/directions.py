@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -51,6 +51,10 @@ class Result:
     """Everything but the vectors, as plain values: what NAME.json holds."""
 
 
+Check = Callable[[Result], Any]
+"""What a card says of adding its direction to the model."""
+
+
 class Named(dict[str, Value]):
     """By name; a name that is not there is refused with those that are."""
 
@@ -67,10 +71,14 @@ def settings_of(run: RunRecord) -> list[DirectionSettings]:
     return [DirectionSettings.model_validate(told) for told in run.job.get("directions") or ()]
 
 
-def write_directions(files: Files, run: RunRecord, records: Sequence[ShardRecord], sums: MergedSums) -> dict[str, str]:
+def write_directions(
+    files: Files, run: RunRecord, records: Sequence[ShardRecord], sums: MergedSums, check: Check | None = None
+) -> dict[str, str]:
     """Computes and writes every direction; path -> hash of what is there now."""
     written = {}
     for result in compute(files, run, records, sums):
+        if check is not None:
+            result = replace(result, card={**result.card, "check": check(result)})
         for kind, blob in (("safetensors", vectors_bytes(result.found)), ("json", card_bytes(result.card))):
             path = layout.direction_path(result.name, kind)
             files.replace(path, blob)

@@ -89,9 +89,11 @@ def repair_run(
         if before.damaged or not finished:
             _uncommit(files, before, damaged)
         removed = _tidy(files, lease.life)
-        if not wanted and (before.damaged or not finished):
+        unfinished = before.damaged or not finished
+        again = bool(wanted) or (unfinished and any(direction.check for direction in job.directions))
+        if not again and unfinished:
             write_results(files)
-    if wanted:
+    if again:  # shards, or only what needs the model
         run_job(job, model=model, tokenizer=tokenizer, data=data, observer=observer)
     after = verify_run(files, only=wanted)
     harvested = [key for key in wanted if _readable(Ledger(files), key) is not None]

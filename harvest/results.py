@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harvest.directions import settings_of, write_directions
+from harvest.directions import Check, settings_of, write_directions
 from harvest.errors import DamageError
 from harvest.records import ShardRecord
 from harvest.reduce.base import StateFile
@@ -21,10 +21,11 @@ TABLES = ("skipped", "non_finite", "zero_rows", "span_documents", "seconds")
 """Fields of a record that are added up, the latter key by key."""
 
 
-def write_results(files: Files) -> dict[str, Any]:
+def write_results(files: Files, check: Check | None = None) -> dict[str, Any]:
     """Writes statistics.parquet and directions, then complete.json; returns the totals. Call it with the lease held.
 
-    Every shard must be committed. Raises DamageError where saved sums or records cannot be read.
+    `check` is asked about each direction, for its card. Every shard must be committed. Raises DamageError where saved
+    sums or records cannot be read.
     """
     ledger = Ledger(files)
     run, records = ledger.read_run(), list(ledger.records().values())
@@ -38,7 +39,7 @@ def write_results(files: Files) -> dict[str, Any]:
             sums.add(states)
     if found := statistics.result():
         files.replace(layout.STATISTICS, parquet_bytes(statistics_table(found)))
-    directions = write_directions(files, run, records, sums)
+    directions = write_directions(files, run, records, sums, check)
     summary = summarise(records) | ({"directions": directions} if directions else {})
     ledger.complete(summary)
     return summary

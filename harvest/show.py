@@ -230,7 +230,19 @@ def _worth(card: Mapping[str, Any]) -> list[str]:
         shuffled = "" if control["auroc"] is None else f"; with shuffled labels {control['auroc']:.2f}"
         score = next(e["cross_validated_auroc"] for e in card["directions"] if (e["mode"], e["at"]) == (mode, at))
         lines.append(f"  best of {mode}: {at} (AUROC {score:.2f} in folds of the training examples{shuffled})")
-    return lines
+    return lines + [_added(mode, check) for mode, check in (card["check"] or {}).items()]
+
+
+def _added(mode: str, check: Mapping[str, Any]) -> str:
+    """What adding a direction does to the logits of the answers."""
+    if check["reason"] is not None:
+        return f"  {mode} added: not tried, {check['reason']}"
+    a, b = (check[letter]["after"] - check[letter]["before"] for letter in "AB")
+    way = "the right way" if check["right_way"] else "the wrong way"
+    return (
+        f"  {mode} added at {check['at']}: logits of A's answers {a:+.3f}, of B's {b:+.3f} at the ends of "
+        f"{_plural(check['documents'], 'document')}, {way}"
+    )
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

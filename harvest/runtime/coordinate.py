@@ -22,9 +22,10 @@ from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
 from harvest.runtime.executor import cluster_address, device_elsewhere, refuse_executor, uses_cluster
-from harvest.runtime.inline import run_inline
+from harvest.runtime.inline import loaded, run_inline, threads_of
 from harvest.runtime.progress import Observer, Silent
 from harvest.runtime.schedule import Schedule
+from harvest.steercheck import SteerCheck, refuse_check
 from harvest.store import folder
 from harvest.store.files import Files
 from harvest.store.lease import Lease
@@ -98,6 +99,7 @@ def _checked(
     plan = make_plan(
         _same_threads(job, earlier), model=model, tokenizer=tokenizer, data=data, free_bytes=free, device=device
     )
+    refuse_check(plan, uses_cluster(job))
     if earlier is not None:
         _refuse_difference(plan, earlier)
     return plan, earlier
@@ -176,10 +178,10 @@ class _Coordinator:
         self.observer.started(self.plan, list(committed.values()))
         schedule = self._schedule(committed)
         try:
-            self._work(schedule, model)
+            model = self._work(schedule, model)
             if schedule.failures:
                 raise WorkError(_failures_text(schedule))
-            summary = self._complete()
+            summary = self._complete(model)
         except BaseException as error:
             self.observer.stopped(error)
             raise
@@ -200,8 +202,8 @@ class _Coordinator:
             before=self.plan.groups_before,
         )
 
-    def _work(self, schedule: Schedule, model: Any) -> None:
-        """Runs the schedule to its end, here or with a crew."""
+    def _work(self, schedule: Schedule, model: Any) -> Any:
+        """Runs the schedule to its end, here or with a crew; returns the model where it is here."""
         about: dict[str, Any] = {
             "files": self.files,
             "lease": self.lease,
@@ -210,11 +212,11 @@ class _Coordinator:
             "begin": self.begin,
         }
         if self.workers is None:
-            run_inline(self.plan, model, **about)
-            return
+            return run_inline(self.plan, model, **about)
         from harvest.runtime.cluster import run_cluster
 
         run_cluster(self.plan, self.workers, reserve_memory=cluster_address(self.plan.job) is not None, **about)
+        return None
 
     def _open(self) -> dict[str, ShardRecord]:
         """Settles what earlier lives left; what stands committed afterwards is what this life builds on."""
@@ -238,12 +240,15 @@ class _Coordinator:
         folder.remove_strays(self.files, [shard.attempt for shard in committed.values()], self.lease.life)
         return committed
 
-    def _complete(self) -> dict[str, Any]:
+    def _complete(self, model: Any) -> dict[str, Any]:
         """Merges the sums in shard order, and says that everything is there."""
         self.lease.check()
         if self.workers is not None:  # what is left of workers that died, or that another was faster than
             folder.remove_strays(self.files, [record.attempt for record in self.ledger.records().values()])
-        return write_results(self.files)
+        if not any(direction.check for direction in self.plan.job.directions):
+            return write_results(self.files)
+        with threads_of(self.plan):
+            return write_results(self.files, SteerCheck(self.plan, loaded(self.plan) if model is None else model))
 
 
 def run_record(plan: Plan) -> RunRecord:

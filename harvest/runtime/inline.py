@@ -25,29 +25,42 @@ from harvest.store.ledger import Ledger
 
 def run_inline(
     plan: Plan, model: Any, *, files: Files, lease: Lease, schedule: Schedule, observer: Observer, begin: float
-) -> None:
-    """Runs the schedule to its end. `model` None is loaded here; `begin` is when the command began (monotonic).
+) -> Any:
+    """Runs the schedule to its end; returns the model that it ran. `model` None is loaded here, where there is
+    anything to do; `begin` is when the command began (monotonic).
 
     Failures are left in `schedule.failures`; raises LostLeaseError when another coordinator has taken over.
     """
     if schedule.finished:
-        return
+        return model
     allow_open_files()
+    with threads_of(plan):
+        model = loaded(plan) if model is None else model
+        observer.loaded(time.monotonic() - begin)
+        _Inline(plan, model, files, lease, schedule, observer).run()
+    return model
+
+
+@contextlib.contextmanager
+def threads_of(plan: Plan) -> Iterator[None]:
+    """torch computes with as many threads as the plan says."""
     threads = torch.get_num_threads()
     torch.set_num_threads(plan.resolved.threads)
     try:
-        if model is None:
-            from harvest.model.load import load_model  # what needs no model (a finished run) loads no transformers
-
-            try:
-                resolved, with_head = plan.resolved, bool(plan.answers)
-                model = load_model(plan.job.model, plan.config, resolved.dtype, resolved.device, with_head)
-            except RequestError as error:  # too late for "nothing was written": the run has begun
-                raise WorkError(str(error)) from error
-        observer.loaded(time.monotonic() - begin)
-        _Inline(plan, model, files, lease, schedule, observer).run()
+        yield
     finally:
         torch.set_num_threads(threads)
+
+
+def loaded(plan: Plan) -> Any:
+    """The model of the plan."""
+    from harvest.model.load import load_model  # what needs no model (a finished run) loads no transformers
+
+    try:
+        resolved, with_head = plan.resolved, bool(plan.answers)
+        return load_model(plan.job.model, plan.config, resolved.dtype, resolved.device, with_head)
+    except RequestError as error:  # too late for "nothing was written": the run has begun
+        raise WorkError(str(error)) from error
 
 
 class _Inline:

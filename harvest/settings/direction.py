@@ -110,6 +110,8 @@ class DirectionSettings(Settings):
     """Share kept for evaluation, or `column:NAME` (rows whose value is `test`)."""
     examples: int = Field(default=4096, ge=1, le=MOST)
     """Kept at most, of each group and part."""
+    check: int = Field(default=0, ge=0, le=MOST)
+    """Documents, held-out ones where any are, on which adding the direction is tried; needs [answers]."""
 
     @field_validator("modes")
     @classmethod
@@ -159,7 +161,7 @@ class DirectionSettings(Settings):
             raise ValueError(f"{where}positive and negative are both groups of tokens, or neither is")
         if len({group["embedding"] for group in groups if isinstance(group, dict)}) > 1:
             raise ValueError(f"{where}positive and negative are rows of one embedding; allowed is the same for both")
-        for setting in ("column", "read", "weight", "correct_only", "holdout", "examples"):
+        for setting in ("column", "read", "weight", "correct_only", "holdout", "examples", "check"):
             if getattr(self, setting) != type(self).model_fields[setting].default:
                 value = f"{setting} = {getattr(self, setting)!r}"
                 raise ValueError(
