@@ -78,14 +78,14 @@ class Job(Settings):
 
     @model_validator(mode="after")
     def _answers_to_all(self) -> Job:
-        asking = [direction for direction in self.read_directions if direction.needs_answers or direction.check]
+        asking = self._asking
         if not self.answers:
             for direction in asking:
                 asked = "correct_only" if direction.correct_only else "weight = 'logit_diff'"
                 asked = asked if direction.needs_answers else f"check = {direction.check}"
                 raise ValueError(f"direction {direction.name!r}: {asked} needs [answers]: what to say for each group")
             return self
-        columns = list(dict.fromkeys(direction.column for direction in self.read_directions))
+        columns = list(dict.fromkeys(direction.column for direction in self.answered_directions))
         if len(columns) != 1:
             found = f"name {', '.join(map(str, columns))}" if columns else "are none"
             raise ValueError(
@@ -102,6 +102,15 @@ class Job(Settings):
             if value not in self.answers:
                 raise ValueError(f"answers: none for {value!r}; allowed is a text for each group value, as text")
         return self
+
+    @property
+    def _asking(self) -> tuple[DirectionSettings, ...]:
+        return tuple(one for one in self.read_directions if one.needs_answers or one.check)
+
+    @property
+    def answered_directions(self) -> tuple[DirectionSettings, ...]:
+        """Whose one column says which answer is right: those that must know, or else all that read documents."""
+        return self._asking or self.read_directions
 
     @property
     def kept(self) -> tuple[str, ...]:

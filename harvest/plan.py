@@ -372,7 +372,7 @@ def _tokeniser(job: Job, model: _Model, answers: Mapping[str, int]) -> Tokeniser
     number = {token: i for i, token in enumerate(distinct(answers))}
     right = None
     if answers:
-        column = job.read_directions[0].column
+        column = job.answered_directions[0].column
         right = RightAnswers(job.data, column, {value: number[token] for value, token in answers.items()})
     return Tokeniser(
         model.tokenizer,

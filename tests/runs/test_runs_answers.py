@@ -316,6 +316,15 @@ def test_damage_is_mended_with_the_same_differences(tmp_path: Path) -> None:
     assert first_difference(clean, read_plain(tmp_path / "run")) is None
 
 
+def test_the_directions_that_need_answers_say_whose_they_are(tmp_path: Path) -> None:
+    rows = texts(16)
+    others = {"name": "o", "column": "pid", "positive": ["0", "1"], "negative": "rest", "holdout": 0}
+    _, opened = made(tmp_path / "run", rows, others, asked(weight="logit_diff"))
+    expected = differences(rows)
+    assert np.abs(opened.documents()["logit_diff"].to_numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert opened.directions()["o"][AT].counts.weights == (4.0, 12.0)
+
+
 def test_other_answers_are_another_job(tmp_path: Path) -> None:
     rows, model = texts(6), tiny_llama(vocab=300)
     made(tmp_path / "run", rows, asked(), model=model)
@@ -339,6 +348,20 @@ def test_a_logit_that_is_no_number_leaves_its_document_out(tmp_path: Path) -> No
     assert sum(counts.rows) + sum(counts.wrong) == 15
 
 
+def test_a_logit_that_the_padding_spoils_is_computed_without_it(tmp_path: Path) -> None:
+    """Attention weighs the padding with zero, and zero times NaN is NaN; the rows themselves are from before."""
+    rows, model = texts(12), tiny_llama(vocab=300)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = torch.nan  # the padding's; no document holds it
+    tables: dict[str, Any] = {"capture": {"sites": ["embedding"]}, "tokens": {"bos": "never"}}
+    plain, opened = made(tmp_path / "run", rows, asked(weight="logit_diff"), model=model, **tables)
+    for row, found in zip(rows, plain.documents):
+        logits = logits_alone(model, byte_tokenizer()(row["text"], add_special_tokens=False)["input_ids"])
+        expected = logits[TOKENS[row["label"]]] - logits[TOKENS[str(1 - int(row["label"]))]]
+        assert found["logit_diff"] == pytest.approx(expected, abs=1e-4 * np.abs(logits).max())
+    assert sum(opened.directions()["s"]["embedding"].counts.rows) == 12
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +372,10 @@ def test_a_logit_that_is_no_number_leaves_its_document_out(tmp_path: Path) -> No
         ({"directions": [asked(correct_only=True)], "answers": {}}, ["correct_only", "[answers]"]),
         ({"directions": []}, ["answers", "directions are none"]),
         ({"directions": [asked(), asked(name="t", column="pid")]}, ["answers", "one column", "label, pid"]),
+        (
+            {"directions": [asked(correct_only=True), asked(name="t", column="pid", weight="logit_diff")]},
+            ["answers", "one column", "label, pid"],
+        ),
         ({"directions": [asked(correct_only=True)], "answers": {"1": "yes", "2": "no"}}, ["answers", "none for '0'"]),
         ({"directions": [asked()], "answers": {"1": "yes", "0": "yes"}}, ["answers", "at least two"]),
         ({"directions": [asked()], "answers": {"1": "yes", "0": ""}}, ["answers.0", "go on with"]),
