@@ -12,26 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
 from threadpoolctl import threadpool_limits
 
 from harvest import cards
 from harvest.errors import DamageError, RequestError
-from harvest.examples import answered_right, keeps_examples, labelled
+from harvest.examples import keeps_examples, labelled
+from harvest.gathered import GatheredExamples
 from harvest.records import ShardRecord
 from harvest.reduce.compare import UNTURNED, best_name, cross_validated, shuffled_control
 from harvest.reduce.direction import SUMS, Counts, Direction, of_sums, undefined
 from harvest.reduce.evaluate import Evaluation, evaluate
-from harvest.reduce.examples import Examples, ready
+from harvest.reduce.examples import Examples
 from harvest.reduce.fitted import fit
-from harvest.reduce.labels import make_labels
-from harvest.reduce.sample import ExampleKeys, smallest
 from harvest.reduce.saved import card_bytes, read_directions, vectors_bytes
 from harvest.settings.direction import DirectionSettings
 from harvest.states import Merged, MergedSums, merged_sums
 from harvest.store import layout
-from harvest.store.examples import StoredExamples
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
 from harvest.tokengroups import place_of, token_directions
@@ -139,48 +135,6 @@ def _of_tokens(files: Files, run: RunRecord, records: Sequence[ShardRecord], set
     return Result(name=settings.name, found=found, card=card)
 
 
-# ---- examples ------------------------------------------------------------------------------------------------------
-
-
-class _Kept:
-    """The examples of one direction at one read: the smallest hashes of all shards, in dataset order."""
-
-    def __init__(self, shards: Sequence[StoredExamples], label: str, settings: DirectionSettings) -> None:
-        self._shards, self._settings = shards, settings
-        rows = [np.flatnonzero(np.array([read == label for read in shard.read], bool)) for shard in shards]
-        owner = np.repeat(np.arange(len(shards)), [len(index) for index in rows])
-        index = np.concatenate([np.zeros(0, np.int64), *rows])
-        column = {
-            name: np.concatenate([shard.keys[name][at] for shard, at in zip(shards, rows)])
-            for name in ("document", "variant", "position", "group", "weight", "logit_diff")
-        }
-        paired = all(shard.pair is not None for shard in shards if len(shard))
-        pair = [shard.pair[i] for shard, at in zip(shards, rows) if shard.pair is not None for i in at.tolist()]
-        every = ExampleKeys(
-            document=column["document"],
-            variant=column["variant"],
-            position=column["position"],
-            group=column["group"],
-            held_out=np.concatenate([shard.held_out[at] for shard, at in zip(shards, rows)]),
-            pair=tuple(pair) if paired else None,
-        )
-        chosen = smallest(every, settings.examples)
-        self.keys, self._owner, self._index = every.take(chosen), owner[chosen], index[chosen]
-        self._weight, self._difference = column["weight"][chosen], column["logit_diff"][chosen]
-
-    def part(self, name: str, *, held_out: bool) -> Examples:
-        """Those that are held out, or that are not, with their states at a name. Raises RequestError for odd pairs."""
-        chosen = np.flatnonzero(self.keys.held_out == held_out)
-        keys = self.keys.take(chosen)
-        parts = [
-            shard.states(name, self._index[chosen[self._owner[chosen] == number]])
-            for number, shard in enumerate(self._shards)
-        ]
-        right = answered_right(self._settings, self._difference[chosen])
-        labels = make_labels(keys.group, self._weight[chosen], keys.pair, rows=len(keys), right=right)
-        return ready(torch.from_numpy(np.concatenate(parts)), labels, keys.unit)
-
-
 class _Entry:
     """One entry of [[directions]], over all its names."""
 
@@ -195,36 +149,36 @@ class _Entry:
     ) -> None:
         self._run, self._settings, self._names, self._sums = run, settings, names, sums
         self._unmatched = "count" if run.job["data"]["on_bad"] == "skip" else "error"
-        stores_rows = bool(run.job["capture"]["store"])
-        self._shards = [
-            StoredExamples(files, f"{layout.attempt_path(record.attempt)}/{layout.examples_name(settings.name)}")
-            for record in records
-            if keeps_examples(settings, stores_rows=stores_rows)
-        ]
+        file = layout.examples_name(settings.name)
+        kept = bool(records) and keeps_examples(settings, stores_rows=bool(run.job["capture"]["store"]))
+        paths = [f"{layout.attempt_path(record.attempt)}/{file}" for record in records]
+        self._examples = GatheredExamples(files, paths, settings) if kept else None
 
     def result(self) -> Result:
         """Every mode at every name."""
         found: dict[str, dict[str, Direction]] = {mode: {} for mode in self._settings.modes}
         scores: dict[str, dict[str, float | None]] = {mode: {} for mode in self._settings.modes}
-        kept = {}
         for read in self._settings.reads:
-            if self._shards:
-                kept[read.label] = _Kept(self._shards, read.label, self._settings)
             for name in self._names:
                 at = labelled(name, read.label)
-                for mode, direction, score in self._at(name, at, kept.get(read.label)):
+                for mode, direction, score in self._at(name, read.label, at):
                     found[mode][at], scores[mode][at] = replace(direction, name=self._settings.name), score
-        return Result(name=self._settings.name, found=found, card=self._card(found, scores, kept))
+        return Result(name=self._settings.name, found=found, card=self._card(found, scores))
 
-    def _at(self, name: str, at: str, kept: _Kept | None) -> Iterator[tuple[str, Direction, float | None]]:
+    def _parts(self, name: str, label: str) -> tuple[Examples, Examples] | str:
+        """The examples to make a direction from, and those to judge it by; or why there are none."""
+        if self._examples is None:
+            return NO_EXAMPLES
+        try:
+            training, held_out = (self._examples.part(label, name, held_out=out) for out in (False, True))
+        except RequestError as error:
+            return str(error)
+        return training, held_out
+
+    def _at(self, name: str, label: str, at: str) -> Iterator[tuple[str, Direction, float | None]]:
         """(mode, direction with its evaluation, what folds of the training examples say of it)."""
-        training = held_out = None
-        why = NO_EXAMPLES
-        if kept is not None:
-            try:
-                training, held_out = kept.part(name, held_out=False), kept.part(name, held_out=True)
-            except RequestError as error:
-                why = str(error)
+        found = self._parts(name, label)
+        training, held_out, why = (None, None, found) if isinstance(found, str) else (*found, "")
         for mode in self._settings.modes:
             direction = self._made(mode, at, training, why)
             score = None if training is None else cross_validated(training, mode)
@@ -254,17 +208,12 @@ class _Entry:
 
     # ---- the card --------------------------------------------------------------------------------------------------
 
-    def _card(
-        self,
-        found: cards.Found,
-        scores: Mapping[str, Mapping[str, float | None]],
-        kept: Mapping[str, _Kept],
-    ) -> dict[str, Any]:
+    def _card(self, found: cards.Found, scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
         best = {mode: best_name(of_mode) for mode, of_mode in scores.items()}
         return {
             **cards.head(self._run, self._settings),
             "best": best,
-            "control": {mode: self._control(mode, at, kept) for mode, at in best.items()},
+            "control": {mode: self._control(mode, at) for mode, at in best.items()},
             "cosines": cards.agreement(found),
             "directions": [
                 cards.entry(self._settings, at, direction, self._basis(mode, at, direction), scores[mode][at])
@@ -282,17 +231,16 @@ class _Entry:
         every = sum(of_sums(state, "single_group").counts.rows)
         return "exact" if seen >= every else f"from {seen} of {every} examples"
 
-    def _control(self, mode: str, at: str | None, kept: Mapping[str, _Kept]) -> dict[str, float | str | None] | None:
+    def _control(self, mode: str, at: str | None) -> dict[str, float | str | None] | None:
         """Held-out AUROC at the best name of directions made with shuffled labels, or why there is none; None without
         a best name."""
         if at is None:
             return None
-        name, label = cards.parts(self._settings, at)
-        chosen, found = kept[label], None
+        found, examples = None, self._parts(*cards.parts(self._settings, at))
         if mode in UNTURNED:
             why = "shuffled labels do not turn this mode round, so that its figure with them would say nothing of leaks"
         else:
             why = "no direction from shuffled labels, or too few examples held out"
-            found = shuffled_control(chosen.part(name, held_out=False), chosen.part(name, held_out=True), mode)
+            found = None if isinstance(examples, str) else shuffled_control(*examples, mode)
         mean, error = found or (None, None)
         return {"at": at, "auroc": mean, "standard_error": error, "reason": why if found is None else None}

@@ -76,6 +76,13 @@ class StoredExamples:
     def __len__(self) -> int:
         return len(self.read)
 
+    def some(self, rows: np.ndarray) -> bytes:
+        """A file of only the examples at int64 rows."""
+        sink = io.BytesIO()
+        with pa.ipc.new_file(sink, self._table.schema) as writer:
+            writer.write_table(self._table.take(pa.array(rows)))
+        return sink.getvalue()
+
     def states(self, name: str, index: np.ndarray) -> np.ndarray:
         """float32 [k, d] of the examples at int64 indices."""
         if f"{STATES}{name}" not in self._table.column_names:

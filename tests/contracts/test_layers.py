@@ -44,6 +44,7 @@ LEVELS = {
     "tokengroups": 4,
     "cards": 4,
     "directions": 4,
+    "gathered": 4,
     "steercheck": 4,
     "results": 4,
     "textsearch": 4,
