@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import numpy as np
 import torch
 import zarr
 from oracle import alone, rows_of, worst_error
+from plainrun import digest, first_difference, read_plain
 from realdata import REAL, REVIEWS, ROOT
 
 import harvest
@@ -70,3 +76,18 @@ def test_plain_zarr_numpy_and_json_read_what_the_reader_reads(run: Any) -> None:
     assert np.array_equal(values, run["residual.15"].numpy(slice(0, rows)))
     plugin = zarr.open_group(array.parent, mode="r")["residual.15"]
     assert np.array_equal(plugin[:].astype(np.float32), values)
+
+
+def test_the_readmes_command_for_two_workers_gives_the_bits_of_one_directions_included(
+    run: Any, tmp_path: Path
+) -> None:
+    (line,) = re.findall(r"^\$ harvest (run .*run\.workers=2)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    here = [f"run.path='{tmp_path}/run'", f"data.sample={REVIEWS / 33_530}"]
+    command = [sys.executable, "-m", "harvest", *shlex.split(line), *(word for one in here for word in ("--set", one))]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"worker-\d \(.*, pid \d+\) is ready", done.stderr), done.stderr
+    assert first_difference(read_plain(run.path), read_plain(tmp_path / "run")) is None
+    for path in sorted(Path(run.path).glob("directions/*.safetensors")):
+        assert digest(path) == digest(tmp_path / "run" / "directions" / path.name)
