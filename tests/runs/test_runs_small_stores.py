@@ -15,7 +15,7 @@ import pytest
 import torch
 import zarr
 from plainrun import digest, files_below, snapshot
-from runcase import job, jsonl
+from runcase import Died, Failing, bury, install, job, jsonl
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
@@ -162,6 +162,28 @@ def test_damage_is_found_and_mended_to_the_same_bits(made: Path, tmp_path: Path,
     for one, two in zip(attempts(clean), attempts(damaged), strict=True):
         assert files_below(one) == files_below(two)
         assert all(digest(one / path) == digest(two / path) for path in files_below(one))
+
+
+def test_a_life_that_ends_at_a_write_is_mended_by_the_next_to_the_same_bits(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean, died = attempts(made / "both"), 0
+    for at in range(11, 300, 61):
+        path = tmp_path / f"run-{at}"
+        with monkeypatch.context() as patch:
+            install(patch, lambda files: Failing(files, at))  # noqa: B023  (called at once)
+            try:
+                harvest.run(settings(made, path, SMALL["both"]))
+            except Died:
+                bury(path)
+                died += 1
+        harvest.run(settings(made, path, SMALL["both"]))
+        for one, two in zip(clean, attempts(path), strict=True):
+            assert {file: digest(one / file) for file in files_below(one)} == {
+                file: digest(two / file) for file in files_below(two)
+            }
+        assert verify_run(str(path)).findings == ()
+    assert died > 2
 
 
 def test_a_scale_that_is_not_the_shards_own_is_found_by_the_sums(made: Path, tmp_path: Path) -> None:
