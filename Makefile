@@ -47,6 +47,7 @@ bench: $(VENV)/demo-installed
 	$(BIN)/python jobs/bench_capture.py --out jobs/results
 	$(BIN)/python jobs/bench_store.py
 	$(BIN)/python jobs/bench_schedule.py
+	$(BIN)/python jobs/bench_directions.py --out jobs/results
 
 schemas: $(VENV)/test-installed
 	$(BIN)/python -m harvest.schemas schemas

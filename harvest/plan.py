@@ -150,32 +150,14 @@ def make_plan(
     tokeniser = _tokeniser(job, found, answers)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     _refuse_taken_scales(found.names, store_dtype)
-    bytes_per_row = sum(row_bytes(name.width, store_dtype) for name in found.names)
-    bytes_per_state = sum(row_bytes(name.width, "float32") for name in found.names)
-    bytes_per_captured = bytes_per_state if store_dtype == "int8" else bytes_per_row
-    sequences = len(job.data.columns)
-    bytes_per_example = sequences * bytes_per_state * _kept_states(job)
-    bytes_per_document = sequences * bytes_per_state * len(job.capture.pool or ()) + bytes_per_example
+    sizes = _sizes(job, found.names, store_dtype)
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
-    shard = shard_documents(job, probe, bytes_per_row, bytes_per_document)
-    resolved = _resolve(job, found, store_dtype, bytes_per_captured, shard, answers)
-    memory = worker_memory(
-        rows_per_sort_window=resolved.rows_per_sort_window,
-        bytes_per_row=bytes_per_captured,
-        tokens_per_batch=resolved.tokens_per_batch,
-        weight_bytes=found.weight_bytes,
-        examples_bytes=2 * shard * bytes_per_example,
-        chunks_bytes=0 if job.store.compression == "none" else len(found.names) * resolved.chunk_bytes,
-        logits_bytes=LOGITS_BYTES if answers else 0,
-    )
+    shard = shard_documents(job, probe, sizes.row, sizes.document)
+    resolved = _resolve(job, found, store_dtype, sizes.captured, shard, answers)
     plan = Plan(
         job=job,
-        token_groups={
-            direction.name: group_ids(direction, found.tokenizer, found.embeddings[direction.name])
-            for direction in job.directions
-            if direction.embedding is not None
-        },
+        token_groups=_token_groups(job, found),
         resolved=resolved,
         fingerprint={**found.fingerprint, "data": {file.name: file.fingerprint for file in source.files}},
         names=found.names,
@@ -187,10 +169,10 @@ def make_plan(
             source,
             probe,
             shard_documents=resolved.shard_documents,
-            bytes_per_row=bytes_per_row,
-            bytes_per_document=bytes_per_document,
+            bytes_per_row=sizes.row,
+            bytes_per_document=sizes.document,
             state_bytes=state_bytes_of(job, {str(name): name.width for name in found.names}),
-            memory_bytes=memory,
+            memory_bytes=_memory(job, found, resolved, sizes),
             free_bytes=free_bytes,
         ),
         # A worker is told with each shard what its coordinator has counted.
@@ -198,6 +180,46 @@ def make_plan(
     )
     _refuse_lack_of_room(job, plan.estimate)
     return plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Bytes, of all names together."""
+
+    row: int
+    """As stored."""
+    captured: int
+    """Of a row while it waits to be stored."""
+    example: int
+    """Of what directions keep of a document."""
+    document: int
+    """That, and its pooled rows."""
+
+
+def _sizes(job: Job, names: Sequence[Name], store_dtype: str) -> _Sizes:
+    row = sum(row_bytes(name.width, store_dtype) for name in names)
+    state = sum(row_bytes(name.width, "float32") for name in names)
+    sequences = len(job.data.columns)
+    example = sequences * state * _kept_states(job)
+    return _Sizes(
+        row=row,
+        captured=state if store_dtype == "int8" else row,
+        example=example,
+        document=sequences * state * len(job.capture.pool or ()) + example,
+    )
+
+
+def _memory(job: Job, found: _Model, resolved: Resolved, sizes: _Sizes) -> int:
+    """Peak of one worker."""
+    return worker_memory(
+        rows_per_sort_window=resolved.rows_per_sort_window,
+        bytes_per_row=sizes.captured,
+        tokens_per_batch=resolved.tokens_per_batch,
+        weight_bytes=found.weight_bytes,
+        examples_bytes=2 * resolved.shard_documents * sizes.example,
+        chunks_bytes=0 if job.store.compression == "none" else len(found.names) * resolved.chunk_bytes,
+        logits_bytes=LOGITS_BYTES if resolved.answers else 0,
+    )
 
 
 def row_bytes(width: int, dtype: str) -> int:
@@ -353,6 +375,12 @@ def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Mode
             **({} if job.model.adapter is None else {"adapter": fingerprint.of_adapter(job.model.adapter)}),
         },
     )
+
+
+def _token_groups(job: Job, model: _Model) -> TokenGroups:
+    """The tokens of directions between tokens."""
+    asking = [direction for direction in job.directions if direction.embedding is not None]
+    return {one.name: group_ids(one, model.tokenizer, model.embeddings[one.name]) for one in asking}
 
 
 def _answers(job: Job, model: _Model) -> dict[str, int]:

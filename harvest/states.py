@@ -25,12 +25,7 @@ def open_states(files: Files, record: ShardRecord) -> StateFile:
         whole = memoryview(files.read(path)) if mapped is None else mapped.data  # arrays one by one: 450 requests
     except FileNotFoundError:
         whole = memoryview(b"")  # reads as cut short, by name
-    return StateFile(lambda start, length: whole[start : start + length], states_path(files, record))
-
-
-def states_path(files: Files, record: ShardRecord) -> str:
-    """What messages call them."""
-    return f"{files.url}/{layout.attempt_path(record.attempt)}/{layout.STATES}"
+    return StateFile(lambda start, length: whole[start : start + length], f"{files.url}/{path}")
 
 
 Merged = Mapping[str, ConceptState | str]
