@@ -6,13 +6,13 @@ model's config, the first documents and the constants below, so that a run resum
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
+from harvest.described import Described, describe, refuse_loading, special_ids, token_id
 from harvest.errors import NotBuiltError, RequestError
 from harvest.estimate import (
     Estimate,
@@ -23,9 +23,9 @@ from harvest.estimate import (
     state_bytes_of,
     worker_memory,
 )
-from harvest.examples import keeps_examples
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
+from harvest.sizes import Sizes, sizes_of
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.answers import RightAnswers, answer_tokens
@@ -46,7 +46,6 @@ SORT_WINDOW_BYTES = 256 * 2**20
 """Rows that are sorted by length among themselves; two such windows are in memory at a time."""
 UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
 """Settings that may differ on resume, besides all of `run`: they change no stored value."""
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +140,16 @@ def make_plan(
     """
     refuse_unbuilt(job)
     if model is not None:
-        _refuse_loading(job)
+        refuse_loading(job)
     spans = [job.data.spans] if job.data.spans is not None else []
     columns = list(dict.fromkeys([*job.data.columns, *spans, *job.kept, *job.direction_columns]))
     source = open_source(job.data, columns, data, known)
-    found = _describe(job, model, tokenizer, device)
+    found = describe(job, model, tokenizer, device)
     answers = _answers(job, found)
     tokeniser = _tokeniser(job, found, answers)
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     _refuse_taken_scales(found.names, store_dtype)
-    sizes = _sizes(job, found.names, store_dtype)
+    sizes = sizes_of(job, found.names, store_dtype)
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, sizes.row, sizes.document)
@@ -182,34 +181,7 @@ def make_plan(
     return plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Bytes, of all names together."""
-
-    row: int
-    """As stored."""
-    captured: int
-    """Of a row while it waits to be stored."""
-    example: int
-    """Of what directions keep of a document."""
-    document: int
-    """That, and its pooled rows."""
-
-
-def _sizes(job: Job, names: Sequence[Name], store_dtype: str) -> _Sizes:
-    row = sum(row_bytes(name.width, store_dtype) for name in names)
-    state = sum(row_bytes(name.width, "float32") for name in names)
-    sequences = len(job.data.columns)
-    example = sequences * state * _kept_states(job)
-    return _Sizes(
-        row=row,
-        captured=state if store_dtype == "int8" else row,
-        example=example,
-        document=sequences * state * len(job.capture.pool or ()) + example,
-    )
-
-
-def _memory(job: Job, found: _Model, resolved: Resolved, sizes: _Sizes) -> int:
+def _memory(job: Job, found: Described, resolved: Resolved, sizes: Sizes) -> int:
     """Peak of one worker."""
     return worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
@@ -222,13 +194,8 @@ def _memory(job: Job, found: _Model, resolved: Resolved, sizes: _Sizes) -> int:
     )
 
 
-def row_bytes(width: int, dtype: str) -> int:
-    """Of a stored row of one name, before compression; int8 has a scale beside it."""
-    return width * ITEMSIZE[dtype] + (ITEMSIZE["float32"] if dtype == "int8" else 0)
-
-
 def _resolve(
-    job: Job, found: _Model, store_dtype: str, bytes_per_captured: int, shard: int, answers: Mapping[str, int]
+    job: Job, found: Described, store_dtype: str, bytes_per_captured: int, shard: int, answers: Mapping[str, int]
 ) -> Resolved:
     return Resolved(
         dtype=found.dtype,
@@ -279,111 +246,16 @@ def _refuse_taken_scales(names: Sequence[Name], store_dtype: str) -> None:
             )
 
 
-def _kept_states(job: Job) -> int:
-    """States that directions keep of a document as examples; of `all` there are too few to count."""
-    kept = [d for d in job.read_directions if keeps_examples(d, stores_rows=job.capture.store)]
-    return sum(read.kind != "all" for direction in kept for read in direction.reads)
-
-
-def _refuse_loading(job: Job) -> None:
-    for setting in ("adapter", "quantization", "device_map"):
-        asked = getattr(job.model, setting)
-        if asked is not None:
-            raise RequestError(
-                f"model.{setting} = {asked!r}: a model object is given, which is taken as it is; leave it out"
-            )
-
-
 # ---- one decision each -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    """A model as its config describes it; no weight has been read, unless the caller brought them."""
-
-    config: Any
-    names: tuple[Name, ...]
-    context: int
-    switches: tuple[int, ...]
-    """Lengths below the context beyond which it computes every token otherwise."""
-    dtype: str
-    device: str
-    attention: str
-    vocab_size: int
-    """Rows of the input embedding."""
-    embeddings: Mapping[str, int]
-    """Direction between tokens -> rows of the embedding that it takes."""
-    head_size: int
-    """Tokens that have a logit; 0 where no answers are asked for."""
-    weight_bytes: int
-    packing_obstacle: str | None
-    """Why windows packed in one row would see each other; None where they do not."""
-    batch_obstacle: str | None
-    """Why even windows in rows of their own would; None where they do not."""
-    tokenizer: Any
-    fingerprint: Mapping[str, str]
-
-
-def _describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> _Model:
-    # torch and transformers take seconds: only once the request is plausible
-    from harvest.model import (
-        adapter,
-        architectures,
-        embedding,
-        fingerprint,
-        head,
-        lengths,
-        load,
-        packing,
-        quantization,
-        sites,
-    )
-
-    if model is not None and not hasattr(model, "config"):
-        raise RequestError(f"model: {type(model).__name__} is no transformers model (it has no config)")
-    config = load.load_config(job.model) if model is None else model.config
-    skeleton = load.skeleton(config, job.model) if model is None else model
-    names = sites.resolve_names(skeleton, job.capture.sites, job.capture.layers)
-    context = _context(job, load.context_limit(config), load.MAX_CONTEXT)
-    if tokenizer is None and (model is None or job.tokens.tokenizer is not None):
-        tokenizer = load.load_tokenizer(job.model, job.tokens.tokenizer)
-    dtype = load.checkpoint_dtype(config, job.model) if model is None else load.dtype_of(model)
-    if model is not None:
-        device = load.device_of(model)
-    elif device is None:
-        device = load.resolve_device(job.model)
-    quantization.refuse_quantization(job.model, config, device)
-    adapter.refuse_adapter(job.model, skeleton)
-    return _Model(
-        config=config,
-        names=names,
-        context=context,
-        switches=tuple(lengths.switches(config.get_text_config(), context)),
-        dtype=dtype,
-        device=device,
-        attention=str(skeleton.config._attn_implementation),
-        vocab_size=architectures.vocabulary_of(skeleton),
-        embeddings=embedding.table_sizes(skeleton, job.directions),
-        head_size=head.head_size(skeleton) if job.answers else 0,
-        weight_bytes=load.weight_bytes(skeleton, dtype, job.model.quantization),
-        packing_obstacle=packing.obstacle(skeleton),
-        batch_obstacle=packing.INT8 if job.model.quantization == "int8" else packing.outliers_of_the_batch(config),
-        tokenizer=tokenizer,
-        fingerprint={
-            "model": fingerprint.of_checkpoint(job.model) if model is None else fingerprint.of_model(model),
-            "tokenizer": fingerprint.of_tokenizer(tokenizer),
-            **({} if job.model.adapter is None else {"adapter": fingerprint.of_adapter(job.model.adapter)}),
-        },
-    )
-
-
-def _token_groups(job: Job, model: _Model) -> TokenGroups:
+def _token_groups(job: Job, model: Described) -> TokenGroups:
     """The tokens of directions between tokens."""
     asking = [direction for direction in job.directions if direction.embedding is not None]
     return {one.name: group_ids(one, model.tokenizer, model.embeddings[one.name]) for one in asking}
 
 
-def _answers(job: Job, model: _Model) -> dict[str, int]:
+def _answers(job: Job, model: Described) -> dict[str, int]:
     """Group value -> the token that speaks for its answer."""
     if not job.answers:
         return {}
@@ -396,7 +268,7 @@ def distinct(answers: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sorted(set(answers.values())))
 
 
-def _tokeniser(job: Job, model: _Model, answers: Mapping[str, int]) -> Tokeniser:
+def _tokeniser(job: Job, model: Described, answers: Mapping[str, int]) -> Tokeniser:
     number = {token: i for i, token in enumerate(distinct(answers))}
     right = None
     if answers:
@@ -410,9 +282,9 @@ def _tokeniser(job: Job, model: _Model, answers: Mapping[str, int]) -> Tokeniser
         capture=job.capture,
         context=model.context,
         vocab_size=model.vocab_size,
-        bos_id=_token_id(model.config, "bos"),
-        eos_id=_token_id(model.config, "eos"),
-        special_ids=_special_ids(model.config),
+        bos_id=token_id(model.config, "bos"),
+        eos_id=token_id(model.config, "eos"),
+        special_ids=special_ids(model.config),
         directions=job.read_directions,
         kept=job.kept,
         answers=right,
@@ -427,7 +299,7 @@ def _refuse_unknown_spans(job: Job, source: Source, tokeniser: Tokeniser) -> Non
             raise refuse_span(name, job.capture, met)
 
 
-def _batching(job: Job, model: _Model) -> str:
+def _batching(job: Job, model: Described) -> str:
     """`auto` is `sorted` where that is true, which is nearly everywhere, and the rows are padded but little."""
     if model.batch_obstacle is not None:
         if job.tokens.batching != "auto":
@@ -450,31 +322,6 @@ def _batching(job: Job, model: _Model) -> str:
             f"at most {model.switches[0]}"
         )
     return "sorted" if job.tokens.batching == "auto" else job.tokens.batching
-
-
-def _context(job: Job, limit: int | None, default: int) -> int:
-    if job.tokens.context == "auto":
-        return min(limit or default, default)
-    if limit is not None and job.tokens.context > limit:
-        raise RequestError(
-            f"tokens.context = {job.tokens.context}: the model was built for {limit} positions; "
-            f"allowed are 1 to {limit}, and 'auto'"
-        )
-    return job.tokens.context
-
-
-def _token_id(config: Any, role: str) -> int | None:
-    """The model's own BOS or EOS, the first where its config lists several."""
-    ids = getattr(config.get_text_config(), f"{role}_token_id", None)
-    return ids[0] if isinstance(ids, list) else ids
-
-
-def _special_ids(config: Any) -> tuple[int, ...]:
-    """BOS, EOS and PAD of the model's config: special tokens where there is no tokenizer to ask."""
-    text = config.get_text_config()
-    given = [getattr(text, f"{key}_token_id", None) for key in ("bos", "eos", "pad")]
-    flat = itertools.chain.from_iterable(ids if isinstance(ids, list) else [ids] for ids in given)
-    return tuple(sorted({i for i in flat if isinstance(i, int)}))
 
 
 def _tokens_per_batch(job: Job, device: str) -> int:

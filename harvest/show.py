@@ -27,7 +27,7 @@ class Shown:
 
 def plan(plan: Plan) -> Shown:
     """What a job will do and need."""
-    from harvest.plan import row_bytes  # a plan is there, so it is loaded
+    from harvest.sizes import row_bytes  # torch, which is loaded wherever there is a plan
 
     estimate, resolved = plan.estimate, plan.resolved
     size = {str(name): row_bytes(name.width, resolved.store_dtype) for name in plan.names}

@@ -28,6 +28,8 @@ LEVELS = {
     "groups": 4,
     "examples": 4,
     "logits": 4,
+    "described": 4,
+    "sizes": 4,
     "plan": 4,
     "shardwork": 4,
     "selfcheck": 4,
