@@ -116,13 +116,13 @@ def _context(job: Job, limit: int | None, default: int) -> int:
 
 def token_id(config: Any, role: str) -> int | None:
     """The model's own BOS or EOS, the first where its config lists several."""
-    ids = getattr(config.get_text_config(), f"{role}token_id", None)
+    ids = getattr(config.get_text_config(), f"{role}_token_id", None)
     return ids[0] if isinstance(ids, list) else ids
 
 
 def special_ids(config: Any) -> tuple[int, ...]:
     """BOS, EOS and PAD of the model's config: special tokens where there is no tokenizer to ask."""
     text = config.get_text_config()
-    given = [getattr(text, f"{key}token_id", None) for key in ("bos", "eos", "pad")]
+    given = [getattr(text, f"{key}_token_id", None) for key in ("bos", "eos", "pad")]
     flat = itertools.chain.from_iterable(ids if isinstance(ids, list) else [ids] for ids in given)
     return tuple(sorted({i for i in flat if isinstance(i, int)}))
