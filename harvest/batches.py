@@ -1,15 +1,17 @@
 """Shuffled batches for training: every row once an epoch, in an order that the row count, seed and epoch alone decide.
 
 The order is a keyed bijection of the row numbers, so it needs no table, starts at once and resumes anywhere. Where a
-row alone is dear, in an object store or a compressed chunk, blocks of rows are mixed a pool at a time instead.
+row alone is dear, in an object store or a compressed chunk, blocks of rows are mixed a pool at a time instead. The
+workers of a PyTorch DataLoader share the batches of their rank.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import functools
 import hashlib
 import os
+import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,24 +20,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from harvest.activations import Activations
 from harvest.errors import RequestError
+from harvest.loader import Loader
 from harvest.pools import Pools, block_order
-from harvest.shuffle import Places, Shuffle
+from harvest.slabs import Slab, Slabs
 
-STEPS_AHEAD = 16
-"""Batches whose row numbers are worked out at once: the last few of a cycle walk cost as much as thousands."""
 AHEAD = 2
 """Batches that are gathered while the caller works with one."""
 
 
-class Batches:
+class Batches(IterableDataset[Any]):
     """An iterator that can be stopped, saved and continued; iterated to the end it starts anew, with the next epoch.
 
     So three loops over one object go through the orders of one loop over `epochs=3`.
     Rank r of `world` takes the batches r, r + world, ... of the global order: disjoint, together complete; of mixed
     blocks one stretch of batches after another, so that no two ranks read the same pools.
+
+    It is an IterableDataset too: `DataLoader(batches, batch_size=None, num_workers=2)` gives every row once a pass, and
+    `loader(workers=2)` one whose place can be saved. Each worker opens the files anew, however it was started.
     """
 
     def __init__(
@@ -58,52 +63,52 @@ class Batches:
     ) -> None:
         """`rows` int64 [n]: the row numbers to go through, all by default; `single`: yield the one array's tensor;
         `blocks`: shuffled by mixing blocks."""
-        self._arrays, self._rows = list(arrays), rows
-        self._count = len(arrays[0]) if rows is None else len(rows)
+        self._arrays = list(arrays)
         self._with_rows, self._stack, self._single = with_rows, stack, single
         self._dtype, self._device = dtype, device
-        self._order = {
-            "rows": self._count,
-            "seed": seed,
-            "shuffle": shuffle,
-            "batch_size": batch_size,
-            "rank": rank,
-            "world": world,
-        }
+        self._count = len(arrays[0]) if rows is None else len(rows)
+        self._order = {"rows": self._count, "seed": seed, "shuffle": shuffle, "batch_size": batch_size}
+        self._order |= {"rank": rank, "world": world}
+        self._blocks = block_order(self._arrays, self._count, seed) if blocks and shuffle else None
         self._pools: Pools | None = None
-        if blocks and shuffle:
-            self._blocks = block_order(self._arrays, self._count, seed)
+        if self._blocks is not None:
             self._pools = Pools(self._arrays, self._blocks, rows)
             self._order |= {"block_rows": self._blocks.block_rows, "pool_blocks": self._blocks.pool_blocks}
+            self._order |= {"workers": 1}
+        self._slabs = Slabs(
+            self._count if rows is None else rows,
+            batch_size,
+            rank,
+            world,
+            seed=seed,
+            shuffle=shuffle,
+            blocks=self._blocks,
+        )
         self._selection = None if rows is None else hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
         self._epochs = epochs
-        self._batch_size, self._rank, self._world = min(batch_size, max(1, self._count)), rank, world
-        whole = -(-self._count // batch_size)
-        self._steps = range(rank, whole, world)
-        """Batches of the epoch's order that are this rank's."""
-        if self._pools is not None:
-            self._steps = range(whole * rank // world, whole * (rank + 1) // world)
-        self._per_epoch = len(self._steps)
         self._epoch = 0
         """The one that this pass began with."""
         self._done = 0
+        """The number of the next batch; the one after it is as many further on as workers share them."""
         self._ended = False
         """Whether this iterator itself has come to its end; one that was loaded there has not."""
-        self._slab: tuple[tuple[int, int], _Slab] | None = None
-        """(epoch, part) and what is worked out of it."""
-        self._ahead: deque[tuple[tuple[int, int, int], Future[_Gathered]]] = deque()
-        """(process, first epoch, number) of each batch that is gathered behind, the next one first."""
+        self._ahead: deque[tuple[tuple[int, int], Future[_Gathered]]] = deque()
+        """(first epoch, number) of each batch that is gathered behind, the next one first."""
+        self._made_in = self._process = os.getpid()
+        """Where it was made, and where its files were opened."""
+        self._entered = False
+        """Whether this is a worker that began its share."""
 
     def __repr__(self) -> str:
         names = ", ".join(array.name for array in self._arrays)
-        return f"Batches({names}: {self._done} of {len(self)} batches of {self._batch_size})"
+        return f"Batches({names}: {self._done} of {len(self)} batches of {self._slabs.batch_size})"
 
     @property
     def mixing(self) -> str:
         """How well an epoch is mixed, in words."""
         if not self._order["shuffle"]:
             return "none: rows come in order"
-        if self._pools is None:
+        if self._blocks is None:
             return f"global: all {self._count:,} rows"
         order = self._blocks
         return (
@@ -113,21 +118,29 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches of this rank over all epochs."""
-        return self._per_epoch * self._epochs
+        return self._slabs.per_epoch * self._epochs
 
     def __iter__(self) -> Iterator[Any]:
-        if self._ended:
+        self._settle()
+        worker = get_worker_info()
+        shares = worker is not None and self._made_in != self._process  # made in the worker it has a rank of its own
+        if self._ended or (shares and self._entered):  # a loop that a worker is asked for again is a whole pass
             self._epoch, self._done, self._ended = self._epoch + self._epochs, 0, False
+        if worker is not None and shares:
+            self._refuse_device()
+            self._share(worker.num_workers)
+            self._done, self._entered = self._done + worker.id, True
         return self
 
     def __next__(self) -> Any:
         """A tensor [B, d]; {name: tensor} for several names; [B, names, d] with stack; (that, rows) with_rows."""
+        self._settle()
         if self._done >= len(self):
             self._ended = True
             raise StopIteration
         gathered = self._gathered()
         values = self._values(gathered.values)
-        self._done += 1
+        self._done += self._slabs.workers
         rows = gathered.rows
         return (values, torch.from_numpy(rows)) if self._with_rows else values
 
@@ -149,21 +162,64 @@ class Batches:
                 )
         self._epoch, self._done, self._ended = state["epoch"], state["done"], False
 
+    def loader(self, workers: int = 1, **options: Any) -> Loader:
+        """A DataLoader whose `state_dict` is of what it gave, not of what its workers have read ahead; it goes on where
+        this iterator is, in the order of this iterator (of mixed blocks each worker reads its own pools, and the order
+        depends on their number). `options`: further ones of DataLoader, `pin_memory` or `multiprocessing_context`.
+        """
+        if type(workers) is not int or workers < 1:
+            raise RequestError(f"workers = {workers!r}: allowed are whole numbers of at least 1")
+        self._refuse_device()
+        shared = copy.copy(self)
+        shared._share(workers)
+        return Loader(shared, workers, options)
+
+    # ---- processes -----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Where the files are, not what was read of them."""
+        return {**self.__dict__, "_ahead": deque()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._process = os.getpid()
+
+    def _settle(self) -> None:
+        """Opens everything anew in a forked process: locks that a thread of the parent held would never be free."""
+        if self._process != os.getpid():
+            self.__dict__.update(pickle.loads(pickle.dumps(self)).__dict__)
+
+    def _share(self, workers: int) -> None:
+        self._slabs = copy.copy(self._slabs)
+        self._slabs.workers = workers
+        if self._pools is not None:  # then the order depends on it
+            self._order = {**self._order, "workers": workers}
+
+    def _refuse_device(self) -> None:
+        if self._device is not None and torch.device(self._device).type != "cpu":
+            raise RequestError(
+                f"device = {str(self._device)!r}: a loader's workers hand over rows in the machine's memory; leave it "
+                "out and move what the loader gives (pin_memory=True)"
+            )
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
     def _gathered(self) -> _Gathered:
         """The next batch; the ones after it are gathered behind while the caller works with this one."""
-        here = os.getpid(), self._epoch, self._done
-        if not self._ahead or self._ahead[0][0] != here:  # at the start, after a jump, and in a forked process
+        if not self._ahead or self._ahead[0][0] != (self._epoch, self._done):  # at the start, and after a jump
             self._ahead.clear()
-        for number in range(self._done + len(self._ahead), min(self._done + 1 + AHEAD, len(self))):
-            slab = self._slab_of(number)
+        numbers = range(self._done, len(self), self._slabs.workers)[: 1 + AHEAD]
+        for number in numbers[len(self._ahead) :]:
+            epoch, place = divmod(number, self._slabs.per_epoch)
+            slab = self._slabs.batch(self._epoch + epoch, place, self._epoch + self._epochs - 1)
             # Made here: memory that threads take and free goes back to the system, and zeroing it anew for every
             # batch costs half as much as the gather.
             room = [array.empty(len(slab.rows)) for array in self._arrays]
             following = _behind(os.getpid()).submit(self._gather, slab, room)
-            self._ahead.append(((os.getpid(), self._epoch, number), following))
+            self._ahead.append(((self._epoch, number), following))
         return self._ahead.popleft()[1].result()
 
-    def _gather(self, slab: _Slab, room: list[np.ndarray]) -> _Gathered:
+    def _gather(self, slab: Slab, room: list[np.ndarray]) -> _Gathered:
         if self._pools is not None and slab.places is not None:
             if slab.next_pool is not None:
                 self._pools.ask(*slab.next_pool)
@@ -172,66 +228,12 @@ class Batches:
             found = [array.gather(slab.rows, out, threads=1) for array, out in zip(self._arrays, room)]
         return _Gathered(slab.rows, {array.name: rows for array, rows in zip(self._arrays, found)})
 
-    def _slab_of(self, number: int) -> _Slab:
-        """Where a batch's rows are; those of STEPS_AHEAD batches are worked out together."""
-        epoch, step = divmod(number, self._per_epoch)
-        epoch += self._epoch
-        part, inside = divmod(step, STEPS_AHEAD)
-        if self._slab is None or self._slab[0] != (epoch, part):
-            self._slab = (epoch, part), self._work_out(epoch, self._steps[part * STEPS_AHEAD :][:STEPS_AHEAD])
-        return self._slab[1].cut(inside * self._batch_size, (inside + 1) * self._batch_size)
-
-    def _work_out(self, epoch: int, steps: range) -> _Slab:
-        """The rows of these batches, one after another."""
-        positions = ((np.array(steps) * self._batch_size)[:, None] + np.arange(self._batch_size)).reshape(-1)
-        positions = positions[: np.searchsorted(positions, self._count)]  # only the last batch of all is short
-        places = next_pool = None
-        if self._pools is not None:
-            places = self._blocks.places(epoch, positions)
-            positions = places.rows
-            next_pool = self._next_pool(epoch, int(places.pool[-1]))
-        elif self._order["shuffle"]:
-            positions = Shuffle(self._count, int(self._order["seed"]), epoch)(positions)
-        rows = positions if self._rows is None else self._rows[positions]
-        return _Slab(epoch=epoch, rows=rows, places=places, next_pool=next_pool)
-
-    def _next_pool(self, epoch: int, pool: int) -> tuple[int, int] | None:
-        """(epoch, number) of the pool that this rank needs after that one; None where it needs no other."""
-        first, last = self._steps[0] * self._batch_size, min((self._steps[-1] + 1) * self._batch_size, self._count) - 1
-        if pool < self._blocks.pool_of(epoch, last):
-            return epoch, pool + 1
-        if self._blocks.pools > 1 and epoch + 1 < self._epoch + self._epochs:
-            return epoch + 1, self._blocks.pool_of(epoch + 1, first)
-        return None
-
     def _values(self, values: dict[str, torch.Tensor]) -> Any:
         if self._dtype is not None or self._device is not None:
             values = {name: rows.to(device=self._device, dtype=self._dtype) for name, rows in values.items()}
         if self._stack:
             return torch.stack(list(values.values()), dim=1)
         return values[self._arrays[0].name] if self._single else values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slab:
-    """Where rows are, in the order of the batches."""
-
-    epoch: int
-    rows: np.ndarray
-    """int64 [n] numbers in the run."""
-    places: Places | None
-    """In pools, where blocks are mixed."""
-    next_pool: tuple[int, int] | None
-    """What will be needed after these rows."""
-
-    def cut(self, start: int, stop: int) -> _Slab:
-        """Rows [start, stop)."""
-        places = self.places
-        if places is not None:
-            places = Places(
-                pool=places.pool[start:stop], inside=places.inside[start:stop], rows=places.rows[start:stop]
-            )
-        return dataclasses.replace(self, rows=self.rows[start:stop].copy(), places=places)
 
 
 @dataclass(frozen=True, slots=True)

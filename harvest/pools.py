@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,15 +38,18 @@ class Pools:
     def __init__(self, arrays: Sequence[Activations], order: BlockOrder, rows: np.ndarray | None) -> None:
         """`rows` int64 [count]: the row of the run at each row of the order; None where they are the same."""
         self._arrays, self._order, self._rows = arrays, order, rows
-        self._held: OrderedDict[tuple[int, int, int], Future[list[torch.Tensor]]] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], Future[list[torch.Tensor]]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pools, (self._arrays, self._order, self._rows)
 
     def ask(self, epoch: int, pool: int) -> Future[list[torch.Tensor]]:
         """The rows of a pool, [its rows, d] for each name; being read when this returns."""
-        key = (os.getpid(), 0 if self._order.pools == 1 else epoch, pool)
+        key = (0 if self._order.pools == 1 else epoch, pool)
         with self._lock:
             if key not in self._held:
-                self._held[key] = _behind(key[0]).submit(self._read, epoch, pool)
+                self._held[key] = _behind(os.getpid()).submit(self._read, epoch, pool)
                 while len(self._held) > HELD:
                     self._held.popitem(last=False)
             self._held.move_to_end(key)

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Parts:
     def __init__(self, runs: Sequence[tuple[Files, Sequence[ShardRecord]]], chunks_bytes: int = 0) -> None:
         """`runs`: the files and records of each run, most often of one; `chunks_bytes`: of a compressed chunk of each
         name together."""
+        self._made_of = list(runs), chunks_bytes
         held = [(number, files, record) for number, (files, records) in enumerate(runs) for record in records]
         held = [part for part in held if part[2].rows]
         self.runs = [number for number, _, _ in held]
@@ -50,6 +52,10 @@ class Parts:
         self._arrays: OrderedDict[tuple[int, str], StoredArray] = OrderedDict()
         self._decoded = DecodedChunks(DECODED_BYTES + chunks_bytes)
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process everything is opened anew, by its path: the same shards, however the run has grown."""
+        return Parts, self._made_of
 
     def split(self, indices: np.ndarray) -> Iterator[tuple[int, slice]]:
         """(part, the slice of `indices` that lies in it) for rising row numbers int64 [n]."""
@@ -104,6 +110,9 @@ class RawRows:
         self.name, self.shape, self.dtype = name, (parts.rows, width), dtype
         self.numpy_dtype = np.dtype(DTYPES[dtype])
         self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RawRows, (self._parts, self.name, self.shape[1], self.dtype)
 
     def empty(self, rows: int) -> np.ndarray:
         """Room for so many rows, contents undefined."""

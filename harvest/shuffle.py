@@ -6,6 +6,7 @@ import functools
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,12 +80,16 @@ class BlockOrder:
 
     def __init__(self, count: int, block_rows: int, pool_rows: int, seed: int) -> None:
         """`pool_rows`: of a pool, at most, but always one block."""
+        self._made_of = count, block_rows, pool_rows, seed
         self.count, self.block_rows, self._seed = count, block_rows, seed
         self.blocks = math.ceil(count / block_rows)
         self.pool_blocks = self.blocks if pool_rows >= count else max(1, pool_rows // block_rows)
         self.pools = math.ceil(self.blocks / max(1, self.pool_blocks))
         self._order = functools.lru_cache(2)(self._order_of)
         self._mixed = functools.lru_cache(4)(self._mix_of)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockOrder, self._made_of
 
     def _order_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Blocks int64 [blocks] pool by pool, rising within each, and the position that each pool begins at."""

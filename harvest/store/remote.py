@@ -63,7 +63,7 @@ def open_remote(url: str, options: Mapping[str, Any], setting: str) -> RemoteFil
         raise RequestError(f"{setting} = {url!r}: names no folder")
     if kind == "s3":
         system = _ClearS3(system, f"{setting} = {url!r}")
-    files = (S3Files if kind == "s3" else RemoteFiles)(system, url.rstrip("/"))
+    files = (S3Files if kind == "s3" else RemoteFiles)(system, url.rstrip("/"), options)
     if scheme == "memory" and system.isfile(files.root):
         raise RequestError(f"{setting} = {url!r}: is a file; a folder is needed")
     return files
@@ -75,9 +75,14 @@ class RemoteFiles:
     local = False
     exclusive = False
 
-    def __init__(self, system: Any, url: str) -> None:
-        self.system, self.url = system, url
+    def __init__(self, system: Any, url: str, options: Mapping[str, Any]) -> None:
+        """`options`: those that `system` was opened with."""
+        self.system, self.url, self._options = system, url, dict(options)
         self.root = str(system._strip_protocol(url)).rstrip("/")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens a connection of its own."""
+        return open_remote, (self.url, self._options, "path")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

@@ -39,6 +39,8 @@ LEVELS = {
     "activations": 4,
     "shuffle": 3,
     "pools": 4,
+    "slabs": 4,
+    "loader": 4,
     "tokens": 4,
     "batches": 4,
     "features": 4,
