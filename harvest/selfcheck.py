@@ -22,7 +22,8 @@ neighbour, a pad or a position out of place shows as 0.3 and more."""
 
 
 def self_check(capture: Capture, windows: Sequence[Window], dtype: torch.dtype, batching: Batching) -> dict[str, float]:
-    """Name -> largest error of a row, relative to the median norm of the name's rows; {} without windows.
+    """Name -> largest error of a row, relative to its norm, or the name's median one where that is longer; {} without
+    windows.
 
     `dtype` is the forward's, `batching` the job's. Raises MismatchError naming name and document where batching
     changes what is captured.
@@ -77,9 +78,11 @@ def _captured(capture: Capture, batches: Sequence[Batch], rows: int, dtype: torc
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor, rows: torch.Tensor) -> float:
-    """Non-finite rows are left out: they are counted and reported by name elsewhere. Rows of zeros are no measure."""
-    difference = (found.double() - expected.double()).norm(dim=1)
+    """Non-finite rows are left out: they are counted and reported by name elsewhere. Rows near zero are no measure, and
+    a sink's row, many times as long as the rest, is one for itself alone."""
     norms = rows.double().norm(dim=1)
     typical = norms[norms != 0].nanmedian().nan_to_num(0.0).clamp_min(1e-30)
-    finite = difference[difference.isfinite()]
-    return float(finite.max() / typical) if len(finite) else 0.0
+    own = expected.double().norm(dim=1)
+    error = (found.double() - expected.double()).norm(dim=1) / torch.maximum(own, typical)
+    finite = error[error.isfinite()]
+    return float(finite.max()) if len(finite) else 0.0

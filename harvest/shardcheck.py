@@ -21,7 +21,7 @@ from harvest.store import layout
 from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
-from harvest.store.tables import StoredTable, keys_digest, sequence_numbers, tokens_schema
+from harvest.store.tables import StoredTable, columns_of, keys_digest, sequence_numbers, tokens_schema
 from harvest.storedrows import StoredRows
 from harvest.text.reasons import NON_FINITE
 
@@ -106,7 +106,7 @@ class ShardCheck:
         spans, contrast = self._run.plan["resolved"].get("spans"), self._run.job.get("data", {}).get("contrast")
         if table.schema.remove_metadata() != tokens_schema(spans=bool(spans), variants=bool(contrast)):
             raise DamageError(f"{self._files.url}/{self._path}/{layout.TOKENS}: columns {table.schema.names}")
-        return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+        return columns_of(table)
 
     def _tokens(self, tokens: Tokens) -> Iterator[Finding]:
         document, position = tokens["document"], tokens["position"]

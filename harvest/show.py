@@ -121,7 +121,7 @@ def _self_check(errors: Mapping[str, float]) -> str:
     if not errors:
         return "nothing to compare"
     worst = max(errors, key=lambda name: errors[name])
-    return f"a batch and a document alone agree to {errors[worst]:.1e} of the median row norm ({worst})"
+    return f"a batch and a document alone agree to {errors[worst]:.1e} of a row's norm ({worst})"
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
@@ -183,7 +183,10 @@ def directions(run: Run) -> Shown:
         rows: list[tuple[str, ...]] = [("mode", "at", "A", "B", "norm", "AUROC", "accuracy", "Cohen's d", "status")]
         for mode, found in result.found.items():
             rows += [_direction(mode, at, direction) for at, direction in found.items()]
-        lines += [*_columns(rows), *_worth(result.card), ""]
+        why = _shared_reason(rows[1:])
+        if why is not None:
+            rows[1:] = [(*row[:-1], "ok") for row in rows[1:]]
+        lines += [*_columns(rows), *([] if why is None else [why]), *_worth(result.card), ""]
     return Shown("\n".join(lines[:-1]), [result.card for result in run.direction_results])
 
 
@@ -212,6 +215,15 @@ def _direction(mode: str, at: str, direction: Direction) -> tuple[str, ...]:
     return (mode, at, *(f"{rows:,}" for rows in direction.counts.rows), norm, *figures, why)
 
 
+def _shared_reason(rows: Sequence[tuple[str, ...]]) -> str | None:
+    """Why no direction has figures, where that is the same for all."""
+    whys = {row[-1] for row in rows}
+    why = (
+        whys.pop().removeprefix("ok; ") if len(whys) == 1 and all(row[-1].startswith("ok; ") for row in rows) else None
+    )
+    return None if why is None else f"  no figures: {why}; a larger holdout, or 'column:NAME', gives some"
+
+
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -237,11 +249,12 @@ def _added(mode: str, check: Mapping[str, Any]) -> str:
     """What adding a direction does to the logits of the answers."""
     if check["reason"] is not None:
         return f"  {mode} added: not tried, {check['reason']}"
-    a, b = (check[letter]["after"] - check[letter]["before"] for letter in "AB")
+    a, b = (f"{check[letter]['before']:.2f} -> {check[letter]['after']:.2f}" for letter in "AB")
+    moved = [check[letter]["after"] - check[letter]["before"] for letter in "AB"]
     way = "the right way" if check["right_way"] else "the wrong way"
     return (
-        f"  {mode} added at {check['at']}: logits of A's answers {a:+.3f}, of B's {b:+.3f} at the ends of "
-        f"{_plural(check['documents'], 'document')}, {way}"
+        f"  {mode} added at {check['at']}: logits of A's answers {a}, of B's {b} at the ends of "
+        f"{_plural(check['documents'], 'document')}; A gains {moved[0] - moved[1]:+.2f} on B, {way}"
     )
 
 

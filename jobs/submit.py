@@ -37,6 +37,8 @@ from harvest.errors import HarvestError, RequestError, WorkError
 POLL_SECONDS = 1.0
 LOST_SECONDS = 60.0
 """Without an answer from the cluster, a follower gives up; the job may well go on."""
+NOT_FOUND = 127
+"""The status of a shell that does not find the command."""
 STOP_SECONDS = 30
 """For a job that is asked to stop to give its lease back, before it is killed; Ray's own default is 3."""
 SILENT = (aiohttp.ClientError, OSError, RuntimeError, RayError)
@@ -202,6 +204,11 @@ def ending(client: JobSubmissionClient, submission: str) -> int:
         return _say(f"{submission}: stopped; submitting the same job resumes", 130)
     if info.driver_exit_code is None:
         return _say(f"{submission}: {_line(info.message or 'failed before it began')}", 1)
+    if info.driver_exit_code == NOT_FOUND:
+        return _say(
+            f"{submission}: no `harvest` on the PATH that `ray start` had on the head; activate its environment first",
+            NOT_FOUND,
+        )
     return int(info.driver_exit_code) if info.driver_exit_code > 0 else 128 - info.driver_exit_code
 
 

@@ -70,3 +70,16 @@ def test_non_finite_rows_do_not_hide_a_mismatch_nor_make_one(tmp_path: Path) -> 
     model.model.layers[1].register_forward_hook(leak_from_the_row_above)
     with pytest.raises(WorkError, match="self-check"):
         run(tmp_path / "leaking", model)
+
+
+def test_a_row_many_times_as_long_as_the_rest_is_measured_by_itself(tmp_path: Path) -> None:
+    """Attention sinks: rounding of a row of norm 1e6 is no error of rows of norm 1."""
+    model = tiny_llama(vocab=300)
+
+    def sink(_module: Any, _args: Any, out: torch.Tensor) -> torch.Tensor:
+        first = torch.arange(out.shape[1])[None, :, None] == 0
+        return torch.where(first, out * 1e6, out)
+
+    model.model.layers[-1].register_forward_hook(sink)
+    errors = run(tmp_path / "run", model, sites=["residual"]).summary()["self_check"]
+    assert max(errors.values()) < 1e-5

@@ -98,7 +98,9 @@ def context_starts(run: Run, numbers: np.ndarray | None, context: int) -> np.nda
     lengths = np.diff(np.append(first, total))
     if not (lengths >= context).any():
         longest = int(lengths.max(initial=0))
-        raise RequestError(f"--context = {context}: the longest stretch of one document has {longest} rows; allowed")
+        raise RequestError(
+            f"--context = {context}: the longest stretch of one document has {longest} rows; allowed is at most that"
+        )
     each = lengths // context
     before_each = np.cumsum(each) - each
     inside = np.arange(each.sum()) - np.repeat(before_each, each)

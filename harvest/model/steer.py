@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,11 @@ def steer(
     for setting, value, allowed in (("mode", mode, MODES), ("unit", unit, UNITS), ("positions", positions, POSITIONS)):
         if value not in allowed:
             raise RequestError(f"{setting} = {value!r}: allowed are {', '.join(allowed)}")
+    for setting, values, kind in (("layers", layers, int), ("sites", sites, str)):
+        if values is not None and (isinstance(values, str) or not _all_of(values, kind)):
+            raise RequestError(
+                f"{setting} = {values!r}: allowed is a list of {'whole numbers' if kind is int else 'names'}"
+            )
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise RequestError(f"scale = {scale!r}: allowed are finite numbers")
     edits = _edits(model, direction, float(scale), mode, unit, layers, tuple(sites))
@@ -61,6 +66,10 @@ def steer(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _all_of(values: Any, kind: type) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
 
 
 def _edits(
@@ -113,7 +122,12 @@ def _vector(direction: Any, name: Name) -> torch.Tensor:
     if status != "ok":
         raise RequestError(f"direction at {name}: undefined, {status}")
     given = getattr(direction, "raw", direction)
-    array = given.detach().cpu().double().numpy() if isinstance(given, torch.Tensor) else np.asarray(given, np.float64)
+    try:
+        array = given.detach().cpu().double().numpy() if isinstance(given, torch.Tensor) else np.asarray(given, float)
+    except (TypeError, ValueError):
+        raise RequestError(
+            f"direction = {given!r:.60}: allowed are a Direction, a vector, and name -> either of them"
+        ) from None
     if array.shape != (name.width,):
         raise RequestError(f"direction at {name}: shape {array.shape}; allowed is ({name.width},)")
     if not np.isfinite(array).all() or not array.any():

@@ -22,7 +22,7 @@ def status_of(path: str) -> dict[str, Any]:
     ledger = Ledger(files)
     run = ledger.read_run() if files.exists(layout.RUN) else None
     if run is None:
-        raise RequestError(f"{path}: not a run (it has no {layout.RUN})")
+        raise RequestError(f"{path} is not a run (no {layout.RUN})")
     records, holder = ledger.records(), read_holder(files)
     totals = summarise(records.values())
     expected = run.plan.get("shards")

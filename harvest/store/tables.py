@@ -284,3 +284,13 @@ def schemas() -> Mapping[str, pa.Schema]:
         "tokens": tokens_schema(spans=True, variants=True),
         "documents": documents_schema(variants=True, logit_diffs=True),
     }
+
+
+def columns_of(table: pa.Table) -> dict[str, np.ndarray]:
+    """Column -> its values; names as text, None for none."""
+    found = {}
+    for name, column in zip(table.column_names, table.columns):
+        # pyarrow makes no numpy array of nulls whose dictionary is empty
+        plain = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        found[name] = plain.to_numpy(zero_copy_only=False)
+    return found

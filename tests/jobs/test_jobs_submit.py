@@ -132,6 +132,7 @@ def test_a_cluster_that_stays_silent_ends_the_following_and_says_that_the_job_ma
         ({"status": JobStatus.FAILED, "driver_exit_code": 2}, 2, ""),
         ({"status": JobStatus.FAILED, "driver_exit_code": 130}, 130, ""),
         ({"status": JobStatus.FAILED, "driver_exit_code": -9}, 137, ""),
+        ({"status": JobStatus.FAILED, "driver_exit_code": 127}, 127, "no `harvest` on the PATH"),
         ({"status": JobStatus.FAILED, "driver_exit_code": None, "message": "node\ndied"}, 1, "node died"),
         ({"status": JobStatus.STOPPED, "driver_exit_code": None}, 130, "resumes"),
     ],

@@ -222,3 +222,24 @@ def test_documents_are_counted_that_have_each_span_asked_for(tmp_path: Path) -> 
     assert record["span_documents"] == expected == {"noun": 3, "nuon": 0, "place": 2}
     run(tmp_path / "other", rows(), data={"spans": "marks"})
     assert [json.loads(p.read_text())["span_documents"] for p in (tmp_path / "other/ledger").iterdir()] == [{}]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_run_none_of_whose_rows_lies_in_a_span_verifies(dtype: str, tmp_path: Path) -> None:
+    """Post-instruction tokens of chats: the template's own, outside every message."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    harvest.run(
+        {
+            "data": {"messages": "chat"},
+            "chat": {"generation_prompt": True},
+            "capture": {"positions": [-1]},
+            "store": {"dtype": dtype},
+            "run": {"path": tmp_path / "run"},
+        },
+        model=tiny_llama(vocab=300),
+        tokenizer=tokenizer,
+        data=[{"chat": [{"role": "user", "content": text}]} for text in TEXTS],
+    )
+    assert set(harvest.open(tmp_path / "run").tokens()["span"].to_pylist()) == {None}
+    assert not verify_run(tmp_path / "run").findings
