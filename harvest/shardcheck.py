@@ -21,7 +21,7 @@ from harvest.store import layout
 from harvest.store.arrays import StoredArray
 from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
-from harvest.store.tables import StoredTable, columns_of, keys_digest, sequence_numbers, tokens_schema
+from harvest.store.tables import LOGIT_DIFF, StoredTable, columns_of, keys_digest, sequence_numbers, tokens_schema
 from harvest.storedrows import StoredRows
 from harvest.text.reasons import NON_FINITE
 
@@ -127,13 +127,15 @@ class ShardCheck:
         if layout.DOCUMENTS in self._broken:
             return
         keys = ["document", "variant"] if self._run.job.get("data", {}).get("contrast") else ["document"]
-        table = StoredTable(self._files, f"{self._path}/{layout.DOCUMENTS}").read([*keys, "rows", "status", "reason"])
+        answered = [LOGIT_DIFF.name] if self._run.plan["resolved"].get("answers") else []
+        columns = [*keys, "rows", "status", "reason", *answered]
+        table = StoredTable(self._files, f"{self._path}/{layout.DOCUMENTS}").read(columns)
         ids, rows = table.column("document").to_numpy(), table.column("rows").to_numpy()
         first_of = np.arange(len(ids)) % len(keys) == 0
         statuses = zip(table.column("status").to_pylist(), table.column("reason").to_pylist(), first_of.tolist())
         skipped = Counter(reason or "" for status, reason, counts in statuses if status == "skipped" and counts)
-        stored = zip(ids.tolist(), rows.tolist(), table.column("reason").to_pylist())
-        self._odd = {i for i, count, reason in stored if count and (reason or "").endswith(NON_FINITE)}
+        reasons = zip(ids.tolist(), table.column("reason").to_pylist())
+        self._odd = {document for document, reason in reasons if (reason or "").endswith(NON_FINITE)}
         record, first = self._record, self._record.shard.file * DOCUMENTS_PER_FILE
         told = {
             "documents": record.documents,
@@ -147,6 +149,10 @@ class ShardCheck:
             "skipped": dict(skipped),
             f"documents with {NON_FINITE}": len(self._odd),
         }
+        for column in answered:
+            differences = table.column(column).drop_null().to_numpy()
+            told[f"non-finite {column}"] = record.non_finite.get(column, 0)
+            found[f"non-finite {column}"] = int(np.count_nonzero(~np.isfinite(differences)))
         for key, value in found.items():
             if value != told[key]:
                 yield self._finding(layout.DOCUMENTS, f"{key}: {value}, the ledger says {told[key]}")

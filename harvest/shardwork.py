@@ -25,7 +25,7 @@ from harvest.store.attempt import AttemptWriter
 from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
 from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name, scale_name
-from harvest.store.tables import documents_table, keys_digest, sequence_numbers, tokens_table
+from harvest.store.tables import LOGIT_DIFF, documents_table, keys_digest, sequence_numbers, tokens_table
 from harvest.text.reasons import NON_FINITE
 
 Sums = Sequence[Mapping[str, Any]]
@@ -67,6 +67,8 @@ class ShardWork:
         if text.answers is not None:
             captured = len(text.tokens if text.stored is None else text.stored)
             self.logits = ShardLogits(text.answers, rows=captured, answers=len(plan.answers))
+        self._odd_logits = 0
+        """Sequences whose logit difference is no finite number."""
         self._reads = ShardReads(
             plan.job.read_directions,
             text,
@@ -214,6 +216,7 @@ class ShardWork:
                     self._append_pooled(name, pool.finish())
                 if self.stores_rows:
                     self._writer.table(TOKENS, tokens_table(self._text.tokens))
+                self._count_odd_logits()
                 documents = documents_table(
                     self._documents(),
                     self._plan.job.kept,
@@ -233,6 +236,15 @@ class ShardWork:
             return self.give_up(error)
         return self._record(objects)
 
+    def _count_odd_logits(self) -> None:
+        """A sequence whose difference is no finite number counts like one with such a row."""
+        if self.logits is None or self._text.answers is None:
+            return
+        stored = [row for row in self._text.documents if row.status == "stored"]
+        odd = np.flatnonzero((self._text.answers.right >= 0) & ~np.isfinite(self.logits.differences)).tolist()
+        self._non_finite.update((stored[number].document, stored[number].variant) for number in odd)
+        self._odd_logits = len(odd)
+
     def _documents(self) -> Sequence[DocumentRow]:
         """The documents, with what their rows have shown."""
         rows = [
@@ -249,6 +261,7 @@ class ShardWork:
 
     def _record(self, objects: Mapping[str, Any]) -> ShardRecord:
         text, health = self._text, self._states[0]
+        non_finite = {name: n for name, state in health.items() if (n := state.non_finite_values)}
         return ShardRecord(
             format=FORMAT_VERSION,
             shard=self.shard,
@@ -261,7 +274,7 @@ class ShardWork:
             forward_tokens=text.forward_tokens,
             non_finite_documents=len({document for document, _ in self._non_finite}),
             span_documents=text.span_documents,
-            non_finite={name: n for name, state in health.items() if (n := state.non_finite_values)},
+            non_finite=non_finite | ({LOGIT_DIFF.name: self._odd_logits} if self._odd_logits else {}),
             zero_rows={name: n for name, state in health.items() if (n := state.zero_rows)},
             objects=objects,
             keys_digest=keys_digest(text.tokens.document, text.tokens.position, text.tokens.token, text.tokens.variant),

@@ -346,6 +346,23 @@ def test_a_logit_that_is_no_number_leaves_its_document_out(tmp_path: Path) -> No
     assert np.isfinite([one for number, one in enumerate(found) if number != 5]).all()
     assert counts.excluded == (1, 0)
     assert sum(counts.rows) + sum(counts.wrong) == 15
+    summary = opened.summary()
+    assert (summary["non_finite"]["logit_diff"], summary["non_finite_documents"]) == (1, 1)
+    reasons = opened.documents()["reason"].to_pylist()
+    assert [i for i, reason in enumerate(reasons) if reason == "non-finite values"] == [5]
+    assert not verify_run(tmp_path / "run").damaged
+
+
+def test_a_head_that_gives_no_numbers_is_counted_and_listed_though_every_row_is_finite(tmp_path: Path) -> None:
+    model = tiny_llama(vocab=300)
+    answer = byte_tokenizer()("y", add_special_tokens=False)["input_ids"][0]
+    with torch.no_grad():
+        model.lm_head.weight[answer] = torch.nan
+    _, opened = made(tmp_path / "run", texts(8), asked(weight="logit_diff"), model=model)
+    summary = opened.summary()
+    assert (summary["non_finite"], summary["non_finite_documents"]) == ({"logit_diff": 8}, 8)
+    assert set(opened.documents()["reason"].to_pylist()) == {"non-finite values"}
+    assert not verify_run(tmp_path / "run").damaged
 
 
 def test_a_logit_that_the_padding_spoils_is_computed_without_it(tmp_path: Path) -> None:
