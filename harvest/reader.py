@@ -28,7 +28,7 @@ from harvest.store.files import Files
 from harvest.store.grid import DTYPES
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
-from harvest.store.tables import StoredTable, concat_documents, tokens_schema
+from harvest.store.tables import StoredTable, concat_documents, documents_schema, tokens_schema
 from harvest.textsearch import pieces_of_run
 from harvest.tokens import TokenRows
 
@@ -183,4 +183,12 @@ def token_columns(record: RunRecord) -> pa.Schema:
     return tokens_schema(
         spans=bool(record.plan["resolved"].get("spans")),
         variants=bool(record.job.get("data", {}).get("contrast")),
+    )
+
+
+def document_columns(record: RunRecord) -> pa.Schema:
+    """Of the run's documents tables, before the kept columns."""
+    return documents_schema(
+        variants=bool(record.job.get("data", {}).get("contrast")),
+        logit_diffs=bool(record.plan["resolved"].get("answers")),
     )

@@ -14,15 +14,15 @@ from harvest.activations import Activations
 from harvest.errors import RequestError
 from harvest.features import labels_of
 from harvest.rawrows import Parts
-from harvest.reader import Run, chunk_bytes, open_activations, open_run, token_columns
+from harvest.reader import Run, chunk_bytes, document_columns, open_activations, open_run, token_columns
 from harvest.reduce.moments import NameStatistics
 from harvest.results import MergedStatistics, summarise
 from harvest.rowset import RowSet
 from harvest.states import open_states
 from harvest.store import layout
 from harvest.store.files import Files
-from harvest.store.tables import concat_documents
-from harvest.tokens import RUN, TokenRows
+from harvest.store.tables import documents_of_runs
+from harvest.tokens import TokenRows
 
 ALIKE = ("fingerprint.model", "fingerprint.adapter", "model.quantization")
 """What the rows of runs that are read as one have in common, beside their names."""
@@ -91,10 +91,11 @@ class Runs(RowSet):
         return summarise(record for run in self.runs for record in run.shards)
 
     def documents(self) -> pa.Table:
-        """Every document of every run, stored or skipped, as in each of them, and `run`."""
-        tables = [run.documents() for run in self.runs]
-        numbers = [np.full(len(table), number, np.int32) for number, table in enumerate(tables)]
-        return concat_documents(tables).append_column(RUN, pa.array(np.concatenate(numbers), RUN.type))
+        """Every document of every run, stored or skipped, as in each of them, and `run`; a kept column of that name is
+        `column.run`. Where some have variants, those of the others are 0."""
+        return documents_of_runs(
+            [run.documents() for run in self.runs], [document_columns(run.record) for run in self.runs]
+        )
 
     def statistics(self) -> dict[str, NameStatistics]:
         """As of one run, over the rows of all; merged run by run, in shard order."""

@@ -14,10 +14,7 @@ from harvest.errors import RequestError
 from harvest.rawrows import Parts
 from harvest.records import DOCUMENTS_PER_FILE
 from harvest.store import layout
-from harvest.store.tables import StoredTable
-
-RUN = pa.field("run", pa.int32(), nullable=False)
-"""A further column of several runs that are read as one: which of them, from 0."""
+from harvest.store.tables import RUN, StoredTable
 
 
 class TokenRows:
@@ -88,13 +85,14 @@ class TokenRows:
             yield int(first), self._read(part, columns)
 
     def _read(self, part: int, columns: Sequence[str], start: int = 0, stop: int | None = None) -> pa.Table:
-        """Rows [start, stop) of a shard; a column that only other runs have is null."""
+        """Rows [start, stop) of a shard; a column that only other runs have is null, and where it never is, as `variant`, 0."""
         table, schema = self._table(part), self._schema(columns)
         rows = (table.rows if stop is None else stop) - start
         made = {}
         if self._several:
-            lacks = [field for field in schema if field.nullable and field.name not in table.schema.names]
-            made = {field.name: pa.nulls(rows, field.type) for field in lacks}
+            lacks = [field for field in schema if field.name not in table.schema.names]
+            zeros = pa.array(np.zeros(rows, np.int8))
+            made = {field.name: pa.nulls(rows, field.type) if field.nullable else zeros for field in lacks}
             made[RUN.name] = pa.array(np.full(rows, self._parts.runs[part], np.int32))
         read = [column for column in columns if column not in made]
         found = table.read(read, start, stop) if read else None

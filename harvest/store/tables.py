@@ -29,6 +29,8 @@ TOKENS_SCHEMA = pa.schema(
 )
 VARIANT = pa.field("variant", pa.int8(), nullable=False)
 """Which sequence of a document; a further column of both tables where `data.contrast` makes two of each."""
+RUN = pa.field("run", pa.int32(), nullable=False)
+"""A further column of both tables of several runs that are read as one: which of them, from 0."""
 LOGIT_DIFF = pa.field("logit_diff", pa.float64())
 """Of the documents table of a job with answers: what speaks for the right one at the end of the sequence."""
 SPAN = pa.field("span", pa.dictionary(pa.int32(), pa.string()))
@@ -163,6 +165,26 @@ def concat_documents(tables: Iterable[pa.Table]) -> pa.Table:
     columns = {name: _concat([_column(table, name) for table in tables]) for name in names}
     nullable = {field.name for table in tables for field in table.schema if field.nullable}
     return pa.table(columns, schema=pa.schema([pa.field(n, columns[n].type, n in nullable) for n in names]))
+
+
+def documents_of_runs(tables: Sequence[pa.Table], own: Sequence[pa.Schema]) -> pa.Table:
+    """The documents tables of several runs as one, and `run`; `own`: the columns of each before its kept ones.
+
+    A kept column that is called like one of ours is renamed as in a single run, also where only another run has ours.
+    Documents of a run without variants are variant 0.
+    """
+    has = {name for schema in own for name in schema.names}
+    variants = VARIANT.name in has
+    ours = documents_schema(variants=variants, logit_diffs=LOGIT_DIFF.name in has).append(RUN)
+    parts = []
+    for table, schema in zip(tables, own, strict=True):
+        first, kept = table.column_names[: len(schema)], table.column_names[len(schema) :]
+        table = table.rename_columns([*first, *kept_names(kept, ours)])
+        if variants and VARIANT.name not in first:
+            table = table.add_column(1, VARIANT, pa.array(np.zeros(len(table), np.int8)))
+        parts.append(table)
+    numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
+    return concat_documents(parts).append_column(RUN, pa.array(numbers))
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
