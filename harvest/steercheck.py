@@ -6,7 +6,6 @@ Documents are read again, one by one and unpadded, held-out ones where any are: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,9 +36,10 @@ class SteerCheck:
         settings = next((one for one in self._plan.job.read_directions if one.name == result.name), None)
         if settings is None or not settings.check:
             return None
-        documents = list(islice(self._documents(settings), settings.check))
+        documents = self._first(settings)
+        sequences = [ids for document in documents for ids in document]
         groups = self._answers(settings)
-        before = self._logits(documents)
+        before = self._logits(sequences)
         found: dict[str, dict[str, Any]] = {}
         for mode, directions in result.found.items():
             at: str | None = result.card["best"][mode] or (next(iter(directions)) if len(directions) == 1 else None)
@@ -49,7 +49,7 @@ class SteerCheck:
                 found[mode]["reason"] = why if documents else "no document with an answer to look at"
             else:
                 name, _ = cards.parts(settings, at)
-                found[mode] |= moved(before, self._steered(documents, name, directions[at]), groups)
+                found[mode] |= moved(before, self._steered(sequences, name, directions[at]), groups)
         return found
 
     def _answers(self, settings: DirectionSettings) -> tuple[list[int], list[int]]:
@@ -62,8 +62,17 @@ class SteerCheck:
         one, other = ({number[answers[value]] for value in values if value in answers} for values in (a, b))
         return sorted(one - other), sorted(other - one)
 
-    def _documents(self, settings: DirectionSettings) -> Iterator[np.ndarray]:
-        """The ids that lead to the last token of every document in a group that has an answer, in dataset order."""
+    def _first(self, settings: DirectionSettings) -> list[list[np.ndarray]]:
+        """The sequences of the first documents, as many as are asked for, each with both texts of a contrast."""
+        found: dict[int, list[np.ndarray]] = {}
+        for document, ids in self._sequences(settings):
+            if document not in found and len(found) == settings.check:
+                break
+            found.setdefault(document, []).append(ids)
+        return list(found.values())
+
+    def _sequences(self, settings: DirectionSettings) -> Iterator[tuple[int, np.ndarray]]:
+        """Document, and the ids that lead to the last token of a sequence in a group that has an answer, in order."""
         plan, data = self._plan, self._plan.job.data
         limit, tokens, size = data.limit, data.max_tokens, plan.resolved.shard_documents
         for file in plan.source.files:
@@ -80,7 +89,7 @@ class SteerCheck:
 
     def _of_shard(
         self, settings: DirectionSettings, text: ShardText, before: Mapping[str, tuple[int, int]]
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[tuple[int, np.ndarray]]:
         found, answers = text.examples[settings.name][0], text.answers
         assert answers is not None
         held_out = keys_of(settings, found, before.get(settings.name, (0, 0))).held_out
@@ -89,13 +98,13 @@ class SteerCheck:
         for row in answers.row[np.unique(wanted[wanted >= 0])].tolist():
             if row >= 0:
                 window = text.windows[int(np.searchsorted(first, row, side="right")) - 1]
-                yield window.ids[: int(window.keep[row - window.row]) + 1]
+                yield window.document, window.ids[: int(window.keep[row - window.row]) + 1]
 
-    def _logits(self, documents: list[np.ndarray]) -> np.ndarray:
-        """float64 [documents, answers] at their last tokens."""
+    def _logits(self, sequences: list[np.ndarray]) -> np.ndarray:
+        """float64 [sequences, answers] at their last tokens."""
         found = [np.zeros((0, len(self._plan.answers)))]
         with Capture(self._model, (), self._plan.answers) as capture:
-            for ids in documents:
+            for ids in sequences:
                 last = np.array([len(ids) - 1])
                 batch = Batch(
                     input_ids=ids[None].astype(np.int64),
@@ -110,13 +119,13 @@ class SteerCheck:
                 found.append(logits)
         return np.concatenate(found)
 
-    def _steered(self, documents: list[np.ndarray], name: str, direction: Direction) -> np.ndarray:
+    def _steered(self, sequences: list[np.ndarray], name: str, direction: Direction) -> np.ndarray:
         with steer(self._model, {name: direction}, SCALE, sites=(name,)):
-            return self._logits(documents)
+            return self._logits(sequences)
 
 
 def moved(before: np.ndarray, after: np.ndarray, groups: tuple[list[int], list[int]]) -> dict[str, Any]:
-    """Mean logits of A's and B's answers before and after, and whether A's gained on B's; both [documents, answers]."""
+    """Mean logits of A's and B's answers before and after, and whether A's gained on B's; both [sequences, answers]."""
     means = {
         letter: {"before": float(before[:, own].mean()), "after": float(after[:, own].mean())} if own else None
         for letter, own in zip("AB", groups)

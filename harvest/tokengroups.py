@@ -74,7 +74,7 @@ def token_directions(
     name = layout.examples_name(settings.name)
     record = next((record for record in records if name in record.objects), None)
     if record is None:
-        why = "the first shard, which holds the rows of the embedding, is not committed"
+        why = "no committed shard holds the rows of the embedding, as the dataset's first one does"
         return {mode: undefined(mode, why, _NOTHING) for mode in settings.modes}, []
     kept = StoredExamples(files, f"{layout.attempt_path(record.attempt)}/{name}")
     group = kept.keys["group"]

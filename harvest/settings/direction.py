@@ -160,7 +160,9 @@ class DirectionSettings(Settings):
         if not all(isinstance(group, dict) for group in groups) or self.positive is None:
             raise ValueError(f"{where}positive and negative are both groups of tokens, or neither is")
         if len({group["embedding"] for group in groups if isinstance(group, dict)}) > 1:
-            raise ValueError(f"{where}embedding: positive and negative have different ones; allowed is one for both")
+            raise ValueError(
+                f"{where}positive.embedding and negative.embedding: a direction lies in one embedding; say the same in both"
+            )
         for setting in ("column", "read", "weight", "correct_only", "holdout", "examples", "check"):
             if getattr(self, setting) != type(self).model_fields[setting].default:
                 value = f"{setting} = {getattr(self, setting)!r}"

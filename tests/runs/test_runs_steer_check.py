@@ -111,6 +111,10 @@ def test_contrast_pairs_and_every_mode_have_a_check_and_none_asked_for_is_none(t
     cards = [json.loads((tmp_path / f"run/directions/{name}.json").read_text()) for name in "st"]
     assert list(cards[0]["check"]) == modes
     assert {check["documents"] for check in cards[0]["check"].values()} == {5}
+    model, found = tiny_llama(vocab=300), cards[0]["check"]["mean_difference"]
+    texts = [rows[i][column] for i in range(5) for column in ("good", "bad")]  # whole pairs
+    before = by_hand(model, [byte_tokenizer()(text)["input_ids"] for text in texts], 1, None)
+    assert [found[letter]["before"] for letter in "AB"] == pytest.approx(before.mean(axis=0).tolist(), abs=1e-5)
     assert cards[1]["check"] is None
 
 

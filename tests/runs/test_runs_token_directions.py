@@ -173,7 +173,7 @@ def test_an_unfinished_run_says_when_the_rows_are_not_there_yet(tmp_path: Path) 
     (tmp_path / "run/complete.json").unlink()
     (tmp_path / "run/ledger/f00000-s000000.json").unlink()
     found = harvest.open(tmp_path / "run").directions()["t"]["input_embedding"]
-    assert "first shard" in found.status
+    assert "no committed shard holds the rows" in found.status
     assert found.vector is None
 
 
