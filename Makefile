@@ -19,19 +19,21 @@ test: $(VENV)/test-installed lint
 	$(BIN)/python -m pytest -n 2 -m "not real"
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real
 
-# Trainers of other projects read what `harvest export` writes. Their pins conflict, so each has an environment.
-PEERS := saelens llamascopium dictionary_learning steering
+# Other projects read what `harvest export` writes, and runs themselves. Their pins conflict, so each has an environment
+# with everything it needs pinned; torch alone is one copy for all, which a line in their site-packages leads to.
+PEERS := saelens llamascopium dictionary_learning steering reader
 test-peers: $(VENV)/test-installed $(PEERS:%=.peers/%/installed)
-	HARVEST_PEER_SAELENS=$(CURDIR)/.peers/saelens/bin/python \
-	HARVEST_PEER_LLAMASCOPIUM=$(CURDIR)/.peers/llamascopium/bin/python \
-	HARVEST_PEER_DICTIONARY_LEARNING=$(CURDIR)/.peers/dictionary_learning/bin/python \
-	HARVEST_PEER_STEERING=$(CURDIR)/.peers/steering/bin/python \
-	$(BIN)/python -m pytest tests/peers
+	HARVEST_PEERS=$(CURDIR)/.peers $(BIN)/python -m pytest tests/peers
 
-.peers/%/installed: tests/peers/requirements-%.txt
-	$(PYTHON) -m venv .peers/$*
-	.peers/$*/bin/pip install --quiet --disable-pip-version-check --requirement tests/peers/requirements-$*.txt
-	$(if $(filter dictionary_learning,$*),.peers/$*/bin/pip install --quiet --no-deps dictionary-learning==0.1.0)
+.peers/%/installed: tests/peers/requirements-%.txt .peers/torch/installed
+	$(PYTHON) -m venv --clear .peers/$*
+	echo $(CURDIR)/.peers/torch > $$(.peers/$*/bin/python -c "import site; print(site.getsitepackages()[0])")/torch.pth
+	.peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --no-compile --requirement $<
+	touch $@
+
+.peers/torch/installed: constraints.txt | $(VENV)/demo-installed
+	rm -rf .peers/torch
+	$(PIP) --no-compile --target .peers/torch torch
 	touch $@
 
 lint: $(VENV)/test-installed

@@ -1,18 +1,21 @@
-"""Reading for training against numpy: rows/s of `run.batches` and of a memmap gather of the same rows, in pairs.
+"""Reading for training against numpy and SAELens: rows/s of `run.batches` and of theirs, in turn.
 
-    python jobs/bench_store.py [--rows 400000] [--shards 8] [--pairs 5] [--write]
+    python jobs/bench_store.py [--rows 400000] [--shards 8] [--pairs 5] [--saelens PYTHON] [--write]
 
-Both read the same rows in the same shuffled order out of the page cache: numpy from one plain file by a list of row
-numbers made beforehand, `run.batches` from the run's own objects, its shuffle included. `--write` adds the table to
-jobs/results/.
+All read the same rows out of the page cache: numpy in the same shuffled order from one plain file by a list of row
+numbers made beforehand, `run.batches` from the run's own objects, its shuffle included. SAELens' reader of cached
+activations, where there is an interpreter that has it (`make test-peers` makes one), mixes an export of the run in a
+buffer of four batches. `--write` adds the table to jobs/results/.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import platform
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ import numpy as np
 import torch
 
 import harvest
+from harvest.export.export import Request, export_run
 from harvest.records import FORMAT_VERSION, ArraySpec, Shard, ShardRecord, TokenColumns
 from harvest.store import layout
 from harvest.store.attempt import AttemptWriter
@@ -33,6 +37,9 @@ NAME, WIDTH, BATCH = "residual.15", 576, 4096
 DTYPE = "bfloat16"
 STORED = {"<u2": "bfloat16", "|i1": "int8", "<f4": "float32"}
 """Dtype of the bits -> what is stored."""
+CONTEXT = 128
+"""Of the export that SAELens reads, in float16, since it knows no bfloat16."""
+SAELENS = Path(__file__).parents[1] / ".peers/saelens/bin/python"
 PIECE_ROWS = 2**20 // (2 * WIDTH)
 
 
@@ -101,8 +108,8 @@ def write_shard(files: Files, shard: Shard, arrays: dict[str, np.ndarray], compr
     )
 
 
-def measure(folder: Path, pairs: int, batches: int) -> list[tuple[float, float]]:
-    """(numpy, ours) in rows/s, in turn."""
+def measure(folder: Path, pairs: int, batches: int, saelens: Path | None) -> list[tuple[float, ...]]:
+    """(numpy, ours and, where it is there, SAELens) in rows/s, in turn."""
     run = harvest.open(folder / "run")
     plain = np.memmap(folder / "plain", np.uint16, "r").reshape(-1, WIDTH)
 
@@ -113,7 +120,11 @@ def measure(folder: Path, pairs: int, batches: int) -> list[tuple[float, float]]
     for (values, _), rows in zip(ours(), order):
         assert np.array_equal(values.view(torch.int16).numpy().view(np.uint16), plain[rows])
     total = sum(map(len, order))
-    timed = []
+    timed: list[tuple[float, ...]] = []
+    if saelens:
+        export = Request(format="saelens", run=str(folder / "run"), out=str(folder / "export"), context=CONTEXT,
+                         dtype="float16", shuffle=0)  # fmt: skip
+        export_run(export)
     for _ in range(pairs):
         began = time.perf_counter()
         for rows in order:
@@ -121,22 +132,42 @@ def measure(folder: Path, pairs: int, batches: int) -> list[tuple[float, float]]
         turned = time.perf_counter()
         for _ in itertools.islice(run.batches(NAME, BATCH), batches):
             pass
-        timed.append((total / (turned - began), total / (time.perf_counter() - turned)))
+        ended = time.perf_counter()
+        timed.append((total / (turned - began), total / (ended - turned)))
+        if saelens:
+            timed[-1] += (read_by_saelens(saelens, folder / "export", batches - 1),)
     return timed
 
 
-def table(timed: list[tuple[float, float]], rows: int, shards: int) -> str:
+def read_by_saelens(python: Path, export: Path, batches: int) -> float:
+    """Rows/s of its cached reader, in a process of its own environment."""
+    hook = f"blocks.{NAME.rpartition('.')[2]}.hook_resid_post"
+    command = [python, Path(__file__).with_name("read_saelens.py"), export, hook, CONTEXT, WIDTH, BATCH, batches]
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["rows_per_second"])
+
+
+def table(timed: list[tuple[float, ...]], rows: int, shards: int) -> str:
     """The figures as Markdown."""
-    ratios = sorted(ours / theirs for theirs, ours in timed)
+    rivals = ["numpy memmap gather", "SAELens, cached"][: len(timed[0]) - 1]
     lines = [
         f"Shuffled reading, {rows:,} rows of {WIDTH} {DTYPE} in {shards} shards, batches of {BATCH}",
         f"(numpy {np.__version__}, torch {torch.__version__}, {torch.get_num_threads()} cores, {platform.machine()}).",
         "",
-        "| pair | numpy memmap gather, rows/s | run.batches, rows/s | ratio |",
-        "| --- | --- | --- | --- |",
+        "| turn | run.batches, rows/s | " + " | ".join(f"{rival}, rows/s | ratio" for rival in rivals) + " |",
+        "| --- | --- |" + " --- | --- |" * len(rivals),
     ]
-    lines += [f"| {i} | {a:,.0f} | {b:,.0f} | {b / a:.2f} |" for i, (a, b) in enumerate(timed, 1)]
-    return "\n".join([*lines, "", f"median {statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}"])
+    ratios: dict[str, list[float]] = {rival: [] for rival in rivals}
+    for turn, (numpy_rate, ours, *more) in enumerate(timed, 1):
+        cells = [str(turn), f"{ours:,.0f}"]
+        for rival, rate in zip(rivals, (numpy_rate, *more)):
+            ratios[rival].append(ours / rate)
+            cells += [f"{rate:,.0f}", f"{ours / rate:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for rival, found in ratios.items():
+        lines.append(f"{rival}: median {statistics.median(found):.2f}, {min(found):.2f} to {max(found):.2f}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -144,13 +175,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--saelens", type=Path, default=SAELENS if SAELENS.exists() else None)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder, options.rows, options.shards)
         batches = options.rows // options.shards * options.shards // BATCH
-        text = table(measure(folder, options.pairs, batches), options.rows, options.shards)
+        text = table(measure(folder, options.pairs, batches, options.saelens), options.rows, options.shards)
     print(text)
     if options.write:
         name = f"reading_{platform.machine()}_{time.strftime('%Y%m')}.md"

