@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,13 @@ class Activations:
         self.stored = dtype
         """The stored dtype."""
         self.dtype = read_dtype(dtype)
-        self.row_bytes = width * self.dtype.itemsize
-        """As it is read."""
         self.chunk_rows = chunk_rows
-        self._rows = RawRows(parts, name, width, dtype)
-        self._scales = RawRows(parts, scale_name(name), 1, "float32") if dtype == "int8" else None
+        self._raw = [RawRows(parts, name, width, dtype)]
+        """Of int8 the codes, and the scales."""
+        if dtype == "int8":
+            self._raw.append(RawRows(parts, scale_name(name), 1, "float32"))
+        self.row_bytes = sum(raw.shape[1] * raw.numpy_dtype.itemsize for raw in self._raw)
+        """As it is stored, before compression."""
 
     def __repr__(self) -> str:
         return f"Activations({self.name!r}, {self.stored} [{self.shape[0]}, {self.shape[1]}])"
@@ -85,12 +88,12 @@ class Activations:
 
     def empty(self, rows: int) -> np.ndarray:
         """Room for so many rows as `gather` fills it (bfloat16 as uint16 bits), contents undefined."""
-        return self._rows.empty(rows) if self._scales is None else np.empty((rows, self.shape[1]), np.float32)
+        return self._raw[0].empty(rows) if len(self._raw) == 1 else np.empty((rows, self.shape[1]), np.float32)
 
     @property
     def mapped(self) -> bool:
         """Any row is as near as any other."""
-        return self._rows.mapped
+        return self._raw[0].mapped
 
     def renamed(self, name: str) -> Activations:
         """The same rows under another name."""
@@ -107,18 +110,37 @@ class Activations:
 
         The numbers are not checked. `threads`: how many may share a large gather.
         """
-        if self._scales is None:
-            return as_tensor(self._rows.gather(rows, out, threads), self.stored)
-        codes, scales = self._rows.gather(rows, None, threads), self._scales.gather(rows, None, threads)
-        return _values(codes, scales, self.empty(len(rows)) if out is None else out)
+        if len(self._raw) == 1:
+            return as_tensor(self._raw[0].gather(rows, out, threads), self.stored)
+        return self._values([raw.gather(rows, None, threads) for raw in self._raw], out)
 
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> torch.Tensor:
         """Rows [start, stop), both in [0, len], as a tensor [n, d] over `out`, or a new one."""
-        if self._scales is None:
-            return as_tensor(self._rows.read(start, stop, out), self.stored)
-        out = self.empty(stop - start) if out is None else out
-        return _values(self._rows.read(start, stop), self._scales.read(start, stop), out)
+        if len(self._raw) == 1:
+            return as_tensor(self._raw[0].read(start, stop, out), self.stored)
+        return self._values([raw.read(start, stop) for raw in self._raw], out)
 
+    def _values(self, stored: Sequence[np.ndarray], out: np.ndarray | None) -> torch.Tensor:
+        codes, scales = map(torch.from_numpy, stored)
+        return values_of(codes, scales, torch.from_numpy(self.empty(len(codes)) if out is None else out))
 
-def _values(codes: np.ndarray, scales: np.ndarray, out: np.ndarray) -> torch.Tensor:
-    return values_of(torch.from_numpy(codes), torch.from_numpy(scales), torch.from_numpy(out))
+    # ---- rows that are held as they are stored: of int8 in a quarter of the memory -------------------------------
+
+    def room(self, rows: int) -> list[np.ndarray]:
+        """For so many rows as they are stored, contents undefined."""
+        return [raw.empty(rows) for raw in self._raw]
+
+    def fill(self, room: Sequence[np.ndarray], start: int, rows: range | np.ndarray) -> None:
+        """Reads rows, a range of them or int64 [n] in any order, into the room from its row `start` on."""
+        for raw, held in zip(self._raw, room):
+            out = held[start : start + len(rows)]
+            if isinstance(rows, range):
+                raw.read(rows.start, rows.stop, out)
+            else:
+                raw.gather(rows, out, threads=1)
+
+    def pick(self, room: Sequence[np.ndarray], places: np.ndarray, out: np.ndarray) -> torch.Tensor:
+        """What `gather` gives, of the rows at these places of a room, int64 [n]."""
+        if len(self._raw) == 1:
+            return as_tensor(np.take(room[0], places, axis=0, out=out, mode="clip"), self.stored)  # spares a buffer
+        return self._values([np.take(held, places, axis=0) for held in room], out)

@@ -25,7 +25,7 @@ from harvest.estimate import (
 )
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
-from harvest.sizes import Sizes, sizes_of
+from harvest.sizes import Sizes, chunk_bytes_of, sizes_of
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.answers import RightAnswers, answer_tokens
@@ -208,7 +208,7 @@ def _resolve(
         rows_per_sort_window=max(1, SORT_WINDOW_BYTES // bytes_per_captured),
         shard_documents=shard,
         store_dtype=store_dtype,
-        chunk_bytes=int(job.store.chunk_mb * 2**20),
+        chunk_bytes=chunk_bytes_of(job, len(found.names)),
         threads=resolve_threads(job),
         names=tuple(str(name) for name in found.names),
         fixed_date=FIXED_DATE.date().isoformat(),

@@ -1,4 +1,4 @@
-"""Bytes of a row and of a document, from a job's settings and names alone."""
+"""Bytes of a row, of a document and of a chunk, from a job's settings and names alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from harvest.model.sites import Name
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+COMPRESSED_BYTES = 16 << 20
+"""Of a compressed chunk of every name together: one of each is decoded for a single row, and mixed batches hold the
+rows of many at a time."""
+LEAST_COMPRESSED = 64 << 10
+"""Of one of them: what is worth a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,14 @@ def sizes_of(job: Job, names: Sequence[Name], store_dtype: str) -> Sizes:
         example=example,
         document=sequences * state * len(job.capture.pool or ()) + example,
     )
+
+
+def chunk_bytes_of(job: Job, names: int) -> int:
+    """Of an inner chunk, at most."""
+    most = int(job.store.chunk_mb * 2**20)
+    if job.store.compression == "none":
+        return most
+    return min(most, max(COMPRESSED_BYTES // max(1, names), LEAST_COMPRESSED))
 
 
 def row_bytes(width: int, dtype: str) -> int:

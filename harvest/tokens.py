@@ -85,7 +85,7 @@ class TokenRows:
             yield int(first), self._read(part, columns)
 
     def _read(self, part: int, columns: Sequence[str], start: int = 0, stop: int | None = None) -> pa.Table:
-        """Rows [start, stop) of a shard; a column that only other runs have is null, and where it never is, as `variant`, 0."""
+        """Rows [start, stop) of a shard; a column that only other runs have is null, `variant` 0."""
         table, schema = self._table(part), self._schema(columns)
         rows = (table.rows if stop is None else stop) - start
         made = {}

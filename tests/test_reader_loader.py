@@ -51,6 +51,7 @@ def blocks(compressed: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A compressed run, with pools of so few rows that an epoch takes many."""
     monkeypatch.setattr(pools, "POOL_BYTES", 12 * 12)
     monkeypatch.setattr(pools, "BLOCK_BYTES", 12 * 4)
+    monkeypatch.setattr(pools, "MIXED", 3)
     return harvest.open(compressed.path)
 
 
@@ -184,6 +185,7 @@ def test_workers_of_mixed_blocks_read_a_run_about_once_together(
     """Rather than each all of it."""
     monkeypatch.setattr(pools, "POOL_BYTES", 24 * 100)
     monkeypatch.setattr(pools, "BLOCK_BYTES", 24 * 20)
+    monkeypatch.setattr(pools, "MIXED", 4)
     fake = write_run(f"memory://{tmp_path.name}-shared", [[2000]], {"x": 6})
     batches = harvest.open(fake.path).batches("x", 10, with_rows=True)
     assert batches.mixing.startswith("blocks: 5 of 100 blocks")
@@ -242,7 +244,7 @@ def test_a_fork_beside_a_held_lock_does_not_wait_for_it(run: Any) -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with batches._arrays[0]._rows._parts._lock:
+        with batches._arrays[0]._raw[0]._parts._lock:
             held.set()
             done.wait(60)
 

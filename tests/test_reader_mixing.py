@@ -35,6 +35,7 @@ def run(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
     """With pools of so few rows that an epoch takes many."""
     monkeypatch.setattr(pools, "POOL_BYTES", 12 * 100)
     monkeypatch.setattr(pools, "BLOCK_BYTES", 12 * 8)
+    monkeypatch.setattr(pools, "MIXED", 4)
     return harvest.open(fake.path)
 
 
@@ -146,7 +147,7 @@ def test_a_stopped_iterator_goes_on_exactly_where_it_was(fake: Fake, taken: int,
 
 def test_a_state_of_another_mixing_is_refused(run: Any) -> None:
     state = run.batches("residual.0", 10).state_dict()
-    with pytest.raises(RequestError, match="block_rows is 16, here it is 24"):
+    with pytest.raises(RequestError, match="block_rows is 16, here it is 15"):
         run.batches(["residual.0", "mlp.1"], 10).load_state_dict(state)
 
 
@@ -164,6 +165,7 @@ def test_an_epoch_from_afar_costs_few_requests_whatever_the_batches(
 ) -> None:
     monkeypatch.setattr(pools, "POOL_BYTES", 24 * 100)
     monkeypatch.setattr(pools, "BLOCK_BYTES", 24 * 20)
+    monkeypatch.setattr(pools, "MIXED", 4)
     faults = Faults()
     fake = write_run(f"memory://{tmp_path.name}-few", [[500]], {"x": 6})
     run = harvest.open(FaultyFiles(fake.files, faults))
@@ -178,6 +180,28 @@ def test_no_more_than_three_pools_are_held(run: Any) -> None:
     batches = run.batches("residual.0", 10)
     for _ in batches:
         assert len(batches._pools._held) <= 3
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("where", [None, np.arange(ROWS)[::-3]])
+def test_pools_of_many_names_stay_within_their_bytes_and_mix_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, where: Any
+) -> None:
+    """A chunk of each name together is three times a pool here: what is held is stored rows of parts of chunks."""
+    names = {f"mlp.{i}": 8 for i in range(12)}
+    fake = write_run(tmp_path / "r", SHARDS, names, dtype, compression="zstd", chunk_bytes=8 * 200)
+    row = sum(names.values()) * 2 if dtype == "bfloat16" else sum(names.values()) + 4 * len(names)
+    monkeypatch.setattr(pools, "POOL_BYTES", row * 64)
+    batches = harvest.open(fake.path).batches(list(names), 16, where=where, with_rows=True)
+    wanted = ROWS if where is None else len(where)
+    assert batches.mixing.startswith(f"blocks: 16 of {-(-wanted // 4)} blocks of 4 ")
+    found = list(batches)
+    assert sorted(int(row) for _, rows in found for row in rows) == sorted(range(ROWS) if where is None else where)
+    for values, rows in found:
+        assert all(torch.equal(values[name], fake.rows[name][rows]) for name in names)
+        held = [future.result() for future in batches._pools._held.values()]
+        assert all(sum(array.nbytes for room in pool for array in room) <= row * 64 for pool in held)
+    assert len(held) == 3
 
 
 def test_damage_reaches_the_caller(fake: Fake, tmp_path: Path) -> None:

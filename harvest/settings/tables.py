@@ -153,7 +153,7 @@ class StoreSettings(Settings):
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
     compression: Literal["none", "zstd"] = "none"
     chunk_mb: float = Field(default=8, gt=0, le=1024)
-    """MiB of an inner chunk."""
+    """MiB of an inner chunk, at most: compressed, those of all names together are at most 16."""
     shard_documents: Count = "auto"
     memory_gb: Amount = "auto"
 

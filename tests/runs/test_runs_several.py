@@ -42,12 +42,12 @@ def test_a_run_without_variants_has_variant_0_beside_one_with_them(mixed: Any, o
         run.tokens().column("variant").to_pylist() if "variant" in run.tokens().column_names else [0] * len(run)
         for run in parts
     ]
-    assert both.tokens().column("variant").to_pylist() == sum(variants, [])
+    assert both.tokens().column("variant").to_pylist() == [*variants[0], *variants[1]]
     assert both.tokens([len(both) - 1, 0], ["variant"]).column("variant").to_pylist() == [
         variants[1][-1],
         variants[0][0],
     ]
-    expected = np.flatnonzero(np.array(sum(variants, [])) == 1)
+    expected = np.flatnonzero(np.array([*variants[0], *variants[1]]) == 1)
     assert both.rows_where(pc.field("variant") == 1).tolist() == expected.tolist()
     starts = [0, len(parts[0])]
     ids = [run.tokens().column("token").to_pylist() for run in parts]

@@ -20,8 +20,10 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.__main__ import _status
+from harvest.config import Job
 from harvest.records import StoredObject
 from harvest.repair import repair_run
+from harvest.sizes import chunk_bytes_of
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
 from harvest.verify import verify_run
@@ -293,3 +295,19 @@ def test_rows_that_are_read_but_not_stored_are_rounded_too(made: Path, tmp_path:
         np.testing.assert_array_equal(two.statistics()["mlp.0"].all.mean, one.statistics()["mlp.0"].all.mean)
         with pytest.raises(harvest.RequestError, match="stores no rows"):
             two["mlp.0"]
+
+
+@pytest.mark.parametrize(
+    ("store", "names", "most"),
+    [
+        ({"compression": "zstd"}, 2, 8 << 20),
+        ({"compression": "zstd"}, 40, (16 << 20) // 40),
+        ({"compression": "zstd"}, 4000, 64 << 10),
+        ({"compression": "zstd", "chunk_mb": 0.01}, 4000, 10485),
+        ({}, 4000, 8 << 20),
+    ],
+)
+def test_compressed_chunks_are_smaller_where_there_are_many_names(store: dict[str, Any], names: int, most: int) -> None:
+    """What a single row of each costs is bounded, and pools of mixed batches hold the rows of many chunks."""
+    asked = Job.model_validate({"model": {"name": "m"}, "data": {"path": "d"}, "run": {"path": "r"}, "store": store})
+    assert chunk_bytes_of(asked, names) == most
