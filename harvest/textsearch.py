@@ -20,34 +20,70 @@ def rows_of_text(tokens: TokenRows, text: str, pieces: Sequence[bytes], among: n
 
     `pieces`: token id -> its bytes; `among` int64, rising: only an occurrence that lies in these rows.
     """
-    wanted = text.encode()
+    try:
+        wanted = text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"find(text={text!r:.100}): half a surrogate pair is no text") from None
     keys = [key for key in ("document", "variant") if key in tokens.schema.names]
     found = [np.zeros(0, np.int64)]
     for first, table in tokens.parts([*keys, "position", "token"]):
         ids = table.column("token").to_numpy()
-        spelled = [pieces[i] if 0 <= i < len(pieces) else SPECIAL for i in ids.tolist()]
-        ends = np.cumsum([len(piece) for piece in spelled])
-        columns = [table.column(key).to_numpy() for key in keys]
         goes_on = np.diff(table.column("position").to_numpy()) == 1
-        for column in columns:
-            goes_on &= np.diff(column) == 0
-        stretch = np.concatenate([[0], np.cumsum(~goes_on)])
-        found.append(_occurrences(b"".join(spelled), wanted, ends, stretch) + first)
-    rows = np.unique(np.concatenate(found))
+        for key in keys:
+            goes_on &= np.diff(table.column(key).to_numpy()) == 0
+        spelled = [pieces[i] if 0 <= i < len(pieces) else SPECIAL for i in ids.tolist()]
+        for token in (np.flatnonzero(~goes_on) + 1).tolist():  # no occurrence goes over what is no byte of a text
+            spelled[token] = SPECIAL + spelled[token]
+        ends = np.cumsum([len(piece) for piece in spelled])
+        found.append(_covered(b"".join(spelled), wanted, ends) + first)
+    rows = np.concatenate(found)
     return rows if among is None else np.intersect1d(rows, among)
 
 
-def _occurrences(whole: bytes, wanted: bytes, ends: np.ndarray, stretch: np.ndarray) -> np.ndarray:
-    """int64 [m] tokens that an occurrence goes over; one that would go beyond a stretch is none."""
-    tokens = [np.zeros(0, np.int64)]
+def _covered(whole: bytes, wanted: bytes, ends: np.ndarray) -> np.ndarray:
+    """int64 [m], rising: the tokens that an occurrence goes over; `ends` int64 [n] of the tokens in `whole`."""
+    starts, stops = _occurrences(whole, wanted)
+    change = np.zeros(len(ends) + 1, np.int64)
+    np.add.at(change, np.searchsorted(ends, starts, side="right"), 1)
+    np.add.at(change, np.searchsorted(ends, stops - 1, side="right") + 1, -1)
+    return np.flatnonzero(np.cumsum(change[:-1]))
+
+
+def _occurrences(whole: bytes, wanted: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [k] where occurrences begin and end; those that go on into one another at every period are one.
+
+    In "aaaa" every "aaa" overlaps the next. What overlaps the last one of such a range does so by less than half of
+    what is wanted, so the searches together take time in proportion to `whole`.
+    """
+    period, length = _period(wanted), len(wanted)
+    breaks = None
+    starts, stops = [], []
     at = whole.find(wanted)
     while at >= 0:
-        first = int(np.searchsorted(ends, at, side="right"))
-        last = int(np.searchsorted(ends, at + len(wanted) - 1, side="right"))
-        if stretch[first] == stretch[last]:
-            tokens.append(np.arange(first, last + 1))
-        at = whole.find(wanted, at + 1)
-    return np.concatenate(tokens)
+        last = at
+        if 2 * period <= length:
+            if breaks is None:
+                data = np.frombuffer(whole, np.uint8)
+                breaks = np.flatnonzero(data[period:] != data[:-period])
+            # The first byte beyond the occurrence that is not the one a period before it.
+            after = int(np.searchsorted(breaks, at + length - period))
+            end = int(breaks[after]) + period if after < len(breaks) else len(whole)
+            last += (end - at - length) // period * period
+        starts.append(at)
+        stops.append(last + length)
+        at = whole.find(wanted, last + 1)
+    return np.array(starts, np.int64), np.array(stops, np.int64)
+
+
+def _period(wanted: bytes) -> int:
+    """The least shift at which the bytes lie over themselves."""
+    borders, border = [0], 0  # of each beginning: the longest proper part that it begins and ends with
+    for byte in wanted[1:]:
+        while border and byte != wanted[border]:
+            border = borders[border - 1]
+        border += byte == wanted[border]
+        borders.append(border)
+    return len(wanted) - borders[-1]
 
 
 def pieces_of_run(record: RunRecord) -> list[bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import harvest
 from harvest.errors import RequestError
 from harvest.text.pieces import SPECIAL, pieces_of
+from harvest.textsearch import _covered, _occurrences
 
 TEXTS = ["a film in Paris", "Paris, Paris!", "par is", "naïve café ✓ naïve", "", "ParisParis", "aaaa"]
 
@@ -78,7 +81,7 @@ def test_text_goes_with_document_and_token(run: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", 5, b"Paris"])
+@pytest.mark.parametrize("text", ["", 5, b"Paris", "\ud800"])
 def test_what_is_no_text_is_refused(run: Any, text: Any) -> None:
     with pytest.raises(RequestError, match=r"find\(text="):
         run.find(text=text)
@@ -122,3 +125,49 @@ def test_pieces_of_other_kinds_of_tokenizers_spell_their_bytes() -> None:
     for text in TEXTS:
         assert b"".join(pieces[i] for i in tokenizer(text)["input_ids"][1:]) == text.encode()
     assert pieces[:2] == [SPECIAL, SPECIAL]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text("ab", max_size=60), st.text("ab", min_size=1, max_size=9), st.integers(1, 6), st.data())
+def test_tokens_of_overlapping_occurrences_are_found_each_once(whole: str, part: str, times: int, data: Any) -> None:
+    """Cut anywhere into tokens, some of them empty; each start is tried one by one here."""
+    wanted, text = (
+        (part * times)[: data.draw(st.integers(1, 30))].encode(),
+        whole.encode() + (part * 2 * times).encode(),
+    )
+    ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=40)))
+    ends = np.array([*ends, len(text)])
+    expected = set()
+    for at in range(len(text)):
+        if text[at : at + len(wanted)] == wanted:
+            first, last = np.searchsorted(ends, [at, at + len(wanted) - 1], side="right")
+            expected |= set(range(first, last + 1))
+    assert _covered(text, wanted, ends).tolist() == sorted(expected)
+
+
+def test_an_occurrence_over_two_documents_is_none(tmp_path: Path) -> None:
+    """Without a BOS between them."""
+    folder = tmp_path / "model"
+    tiny_llama(layers=1, vocab=300).save_pretrained(folder)
+    byte_tokenizer(bos=False).save_pretrained(folder)
+    jsonl(tmp_path / "t.jsonl", [{"text": text} for text in ("aab", "aaa", "aaaa", "ba")])
+    tables = {"model": {"name": str(folder)}, "data": {"path": str(tmp_path / "t.jsonl")}}
+    harvest.run(job(tmp_path / "run", **tables))
+    run = harvest.open(tmp_path / "run")
+    assert run.find(text="aa").tolist() == [0, 1, *range(3, 10)]
+    assert run.find(text="aaaa").tolist() == [6, 7, 8, 9]
+    assert run.find(text="ba").tolist() == [10, 11]
+
+
+@pytest.mark.parametrize("wanted", [b"ab" * 2_500, b"ab" * 2_500 + b"a"])
+def test_what_a_long_repeating_text_takes_grows_with_the_tokens_alone(wanted: bytes) -> None:
+    """A million occurrences of 5,000 bytes: in one search, and in a few bytes for each token."""
+    ends = np.arange(1, 1_000_001)
+    tracemalloc.start()
+    covered = 1_000_000 - len(wanted) % 2
+    assert len(_covered(b"ab" * 500_000, wanted, ends)) == covered
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+    starts, stops = _occurrences(b"ab" * 500_000, wanted)
+    assert (starts.tolist(), stops.tolist()) == ([0], [covered])
