@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,7 +72,7 @@ class _Reader:
         sides, found = [node.left, *node.comparators], []
         for left, operator, right in zip(sides, node.ops, sides[1:]):
             if isinstance(operator, ast.In | ast.NotIn):
-                held = self._value(left).isin(pa.array(self._list(right), self._column_type(left)))
+                held = self._value(left).isin(_values(self._list(right), self._column_type(left)))
                 found.append(held if isinstance(operator, ast.In) else ~held)
             elif type(operator) in COMPARISONS:
                 found.append(COMPARISONS[type(operator)](self._value(left), self._value(right)))
@@ -121,3 +122,11 @@ class _Reader:
     def _refusal(self, node: ast.AST) -> RequestError:
         part = ast.get_source_segment(self._text.strip(), node) or self._text
         return RequestError(f"--rows = {self._text!r:.200}: {part!r:.80} is not allowed; allowed are {ALLOWED}")
+
+
+def _values(constants: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Those that a column of whole numbers can hold; no row has the others."""
+    if pa.types.is_integer(kind):
+        least, most = (getattr(np.iinfo(kind.to_pandas_dtype()), end) for end in ("min", "max"))
+        constants = [c for c in constants if isinstance(c, str) or (least <= c <= most and c == int(c))]
+    return pa.array(constants, kind)

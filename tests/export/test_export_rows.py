@@ -188,3 +188,19 @@ def test_a_name_has_its_spelling_elsewhere(name: str, naming: str | None, expect
 def test_a_name_without_that_spelling_is_refused(name: str, naming: str) -> None:
     with pytest.raises(RequestError, match="--naming"):
         label(name, naming, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("variant in [300]", 0),
+        ("variant not in [-129]", 3),
+        ("variant in [1, 300]", 2),
+        ("variant in [1.5, 1.0, 1e999]", 2),
+        (f"document in [{2**70}]", 0),
+    ],
+)
+def test_a_number_that_no_row_can_have_is_no_row_and_no_error(text: str, kept: int) -> None:
+    columns = {"variant": pa.array([0, 1, 1], pa.int8()), "document": pa.array([2**60, 1, 2], pa.int64())}
+    table = pa.table(columns)
+    assert len(table.filter(row_filter(text, table.schema))) == kept
