@@ -32,6 +32,13 @@ def join(*runs: Any) -> Joined:
     for key in given:
         if not str(key) or "/" in str(key):
             raise RequestError(f"join: a run cannot be called {key!r}; allowed is any text without '/'")
+    labels = [str(key) for key in given]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise RequestError(f"join: two runs are called {twice!r}; each needs a name of its own")
+    for key, run in given.items():
+        if isinstance(run, Joined):
+            raise RequestError(f"join: {key} is joined already; give its runs beside the others")
     return Joined({str(key): run if isinstance(run, Member) else open_runs(run) for key, run in given.items()})
 
 

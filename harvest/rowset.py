@@ -58,6 +58,16 @@ class RowSet:
         """Token id -> its bytes. Raises RequestError where the tokenizer is not to be had."""
         raise NotImplementedError
 
+    # ---- of one run ----------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Totals. Raises RequestError where several runs have none in common."""
+        raise RequestError("summary: each run has its own; ask each of .runs")
+
+    def directions(self, mode: str | None = None) -> Any:
+        """Concept directions. Raises RequestError for several runs."""
+        raise RequestError("directions: each run has its own; ask each of .runs")
+
     # ---- tables --------------------------------------------------------------------------------------------------
 
     def tokens(

@@ -37,11 +37,19 @@ def open_runs(
     Raises RequestError where there is none, or one of a later version, or where runs of a list do not go together.
     """
     if not isinstance(run, list | tuple):
-        return run if isinstance(run, Run) else open_run(run, storage)
+        return run if isinstance(run, Run | Runs) else _one(run, storage)
     if not run:
         raise RequestError("open: [] names no run; give at least one")
-    runs = [one if isinstance(one, Run) else open_run(one, storage) for one in run]
+    runs = [one if isinstance(one, Run) else _one(one, storage) for one in run]
     return runs[0] if len(runs) == 1 else Runs(runs)
+
+
+def _one(run: Any, storage: Mapping[str, Any] | None) -> Run:
+    if isinstance(run, RowSet):
+        raise RequestError(f"open: {run!r:.200} is several runs; give those")
+    if not isinstance(run, str | Path) and not hasattr(run, "read_range"):
+        raise RequestError(f"open: {run!r:.200} is no run; allowed are a path, a URL, an open run and a list of them")
+    return open_run(run, storage)
 
 
 class Runs(RowSet):

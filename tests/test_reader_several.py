@@ -257,3 +257,25 @@ def test_wrong_joins_are_refused(pair: list[Fake], tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=text):
             call()
+
+
+def test_what_cannot_be_read_as_one_is_refused_in_one_line(pair: list[Fake], runs: Any) -> None:
+    base, chat = (fake.path for fake in pair)
+    both = harvest.join(base, chat)
+    assert harvest.open(runs) is runs
+    for call, text in (
+        (lambda: harvest.join({1: base, "1": chat}), "join: two runs are called '1'"),
+        (lambda: harvest.join(both, base), "join: 0 is joined already; give its runs"),
+        (lambda: harvest.open([both, base]), r"open: Joined\(.* is several runs; give those"),
+        (lambda: harvest.open([base, runs]), r"open: Runs\(.* is several runs; give those"),
+        (lambda: harvest.open(both), r"open: Joined\(.* is several runs; give those"),
+        (lambda: harvest.open(None), "open: None is no run; allowed are a path, "),
+        (lambda: harvest.open([base, 5]), "open: 5 is no run; allowed are a path, "),
+        (lambda: harvest.join(base, None), "open: None is no run"),
+        (lambda: runs.directions(), r"directions: each run has its own; ask each of \.runs"),
+        (lambda: both.directions("pca"), r"directions: each run has its own; ask each of \.runs"),
+        (lambda: both.summary(), r"summary: each run has its own; ask each of \.runs"),
+    ):
+        with pytest.raises(RequestError, match=text) as raised:
+            call()
+        assert "\n" not in str(raised.value)
