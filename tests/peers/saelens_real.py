@@ -58,6 +58,7 @@ def train(**source: object) -> tuple[float, float]:
             **source,
         )
         runner = LanguageModelSAETrainingRunner(config, override_dataset=tokens)
+        assert (runner.activations_store.cached_activation_dataset is None) == (not source)
         before = unexplained(runner.sae)
         return before, unexplained(runner.run())
 
