@@ -161,7 +161,7 @@ class DirectionSettings(Settings):
             raise ValueError(f"{where}positive and negative are both groups of tokens, or neither is")
         if len({group["embedding"] for group in groups if isinstance(group, dict)}) > 1:
             raise ValueError(
-                f"{where}positive.embedding and negative.embedding: a direction lies in one embedding; say the same in both"
+                f"{where}positive.embedding and negative.embedding: allowed is one embedding for both groups"
             )
         for setting in ("column", "read", "weight", "correct_only", "holdout", "examples", "check"):
             if getattr(self, setting) != type(self).model_fields[setting].default:
