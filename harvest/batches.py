@@ -11,7 +11,6 @@ import copy
 import functools
 import hashlib
 import os
-import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -187,7 +186,7 @@ class Batches(IterableDataset[Any]):
     def _settle(self) -> None:
         """Opens everything anew in a forked process: locks that a thread of the parent held would never be free."""
         if self._process != os.getpid():
-            self.__dict__.update(pickle.loads(pickle.dumps(self)).__dict__)
+            self.__dict__.update(copy.deepcopy(self).__dict__)
 
     def _share(self, workers: int) -> None:
         self._slabs = copy.copy(self._slabs)

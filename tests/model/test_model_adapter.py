@@ -321,6 +321,7 @@ def test_an_adapter_goes_onto_packed_weights(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="the extra harvest[quantization] is not installed")
     config = tiny_llama(vocab=300, hidden_size=64).config
     config.intermediate_size = 64
+    torch.manual_seed(0)  # of some draws a row nearly cancels, and shows the rounding of everything else
     whole = type(tiny_llama())(config)
     whole.save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
