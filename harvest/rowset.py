@@ -6,6 +6,7 @@ Row i of every name and row i of `tokens()` are the same token.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from harvest.textsearch import rows_of_text
 from harvest.tokens import TokenRows
 
 
-class RowSet:
+class RowSet(ABC):
     """Reads without a lock, and never changes anything on disk."""
 
     def __init__(self, path: str, names: Sequence[str], rows: int, tokens: TokenRows) -> None:
@@ -46,17 +47,17 @@ class RowSet:
     def _knows(self, name: str) -> bool:
         return name in self.names
 
+    @abstractmethod
     def _open(self, name: str) -> Activations:
         """The rows of a name that there is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refuse_unstored(self, what: str) -> None:
         """Raises RequestError where sums alone are kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pieces(self) -> Sequence[bytes]:
         """Token id -> its bytes. Raises RequestError where the tokenizer is not to be had."""
-        raise NotImplementedError
 
     # ---- of one run ----------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Sizes:
 
 
 def sizes_of(job: Job, names: Sequence[Name], store_dtype: str) -> Sizes:
+    """What the names and the job's pools and directions come to."""
     row = sum(row_bytes(name.width, store_dtype) for name in names)
     state = sum(row_bytes(name.width, "float32") for name in names)
     sequences = len(job.data.columns)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from plainrun import PlainRun, read_plain
 
 import harvest
 from harvest.config import load_job
+from harvest.store.files import Files
+from harvest.store.opening import open_files
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
 
@@ -28,3 +33,40 @@ def clean(job: Path, tmp_path_factory: pytest.TempPathFactory) -> PlainRun:
     path = tmp_path_factory.mktemp("clean") / "run"
     harvest.run(load_job(job, [f"run.path={path}"]))
     return read_plain(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Where a run can go on a server that speaks S3 on loopback."""
+
+    files: Files
+    overrides: tuple[str, ...]
+    """Of the job."""
+
+    def fetch(self, folder: Path) -> PlainRun:
+        """Copies what is there, and reads it as a run on disk."""
+        for path, _ in self.files.list():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(self.files.read(path))
+        return read_plain(folder)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """Credentials are in the environment alone."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        storage = {"endpoint": f"http://{host}:{port}", "region": "us-east-1"}
+        name = f"crew-{secrets.token_hex(4)}"  # moto's servers of one process share what they hold
+        files = open_files(f"s3://{name}/run", storage)
+        files.system.call_s3("create_bucket", Bucket=name)  # type: ignore[attr-defined]
+        told = (f"run.storage.{key}='{value}'" for key, value in storage.items())
+        yield Bucket(files=files, overrides=(f"run.path=s3://{name}/run", *told))
+    finally:
+        server.stop()

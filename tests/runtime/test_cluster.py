@@ -22,7 +22,6 @@ from harvest.errors import RequestError, WorkError
 from harvest.runtime import coordinate
 from harvest.runtime.progress import Silent
 from harvest.runtime.status import status_of
-from harvest.store.opening import open_files
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
@@ -202,29 +201,13 @@ def test_workers_go_where_the_resources_that_they_take_are(
 
 
 def test_actors_write_to_object_storage_with_credentials_of_the_environment_alone(
-    nodes: Any, job: Path, clean: PlainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, job: Path, clean: PlainRun, tmp_path: Path, bucket: Any
 ) -> None:
-    """A server that speaks S3 on loopback; one worker is killed between two objects."""
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        storage = {"endpoint": f"http://{host}:{port}", "region": "us-east-1"}
-        files = open_files("s3://crew/run", storage)
-        files.system.call_s3("create_bucket", Bucket="crew")  # type: ignore[attr-defined]
-        told = [f"run.storage.{key}='{value}'" for key, value in storage.items()]
-        given = load_job(job, ["run.path=s3://crew/run", "run.executor=ray", "run.workers=2", *told])
-        watcher = Watcher("advanced", 3, lambda watcher: os.kill(next(iter(watcher.pids.values())), signal.SIGKILL))
-        coordinate.run(given, observer=watcher)
-        for path, _ in files.list():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_bytes(files.read(path))
-    finally:
-        server.stop()
+    """One of them is killed on the way."""
+    watcher = Watcher("advanced", 3, lambda watcher: os.kill(next(iter(watcher.pids.values())), signal.SIGKILL))
+    coordinate.run(load_job(job, [*bucket.overrides, "run.executor=ray", "run.workers=2"]), observer=watcher)
     assert len(watcher.lost) == 1
-    assert first_difference(clean, read_plain(tmp_path)) is None
+    assert first_difference(clean, bucket.fetch(tmp_path)) is None
     assert attempts_without_record(tmp_path) == []
 
 

@@ -425,28 +425,10 @@ def test_stages_are_told_in_their_order(job: Path, tmp_path: Path) -> None:
 
 
 def test_workers_write_to_object_storage_and_read_it_back_whole(
-    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    job: Path, clean: PlainRun, tmp_path: Path, crew_of: Any, bucket: Any
 ) -> None:
-    """A server that speaks S3 on loopback: conditional puts keep the coordinators apart, workers write side by side."""
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        storage = {"endpoint": f"http://{host}:{port}", "region": "us-east-1"}
-        files = open_files("s3://crew/run", storage)
-        files.system.call_s3("create_bucket", Bucket="crew")  # type: ignore[attr-defined]
-        crew_of(2)
-        given = load_job(job, ["run.path=s3://crew/run"])
-        given = given.model_copy(update={"run": given.run.model_copy(update={"storage": storage})})
-        coordinate.run(given)
-        for path, _ in files.list():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_bytes(files.read(path))
-    finally:
-        server.stop()
-    assert first_difference(clean, read_plain(tmp_path)) is None
+    """Conditional puts keep the coordinators apart, workers write side by side."""
+    crew_of(2)
+    coordinate.run(load_job(job, bucket.overrides))
+    assert first_difference(clean, bucket.fetch(tmp_path)) is None
     assert attempts_without_record(tmp_path) == []
