@@ -17,6 +17,7 @@ import torch
 from fakes import Fake, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from s3server import s3_server
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 
 import harvest
@@ -261,21 +262,11 @@ def test_a_fork_beside_a_held_lock_does_not_wait_for_it(run: Any) -> None:
 def test_forked_workers_read_an_object_store_on_connections_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        endpoint = f"http://{host}:{port}"
-        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(key, "testing")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        import s3fs
-
-        s3fs.S3FileSystem().call_s3("create_bucket", Bucket="loader")
-        fake = write_run("s3://loader/run", SHARDS, {"x": 6})
+    with s3_server() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        fake = write_run(f"s3://{server.bucket}/run", SHARDS, {"x": 6})
         monkeypatch.delenv("AWS_ENDPOINT_URL")
-        run = harvest.open(fake.path, {"endpoint": endpoint, "region": "us-east-1"})
+        run = harvest.open(fake.path, server.storage)
         batches = run.batches("x", 5, with_rows=True)
         next(batches)  # the parent's own connection is in use
         found = []
@@ -283,8 +274,6 @@ def test_forked_workers_read_an_object_store_on_connections_of_their_own(
             assert torch.equal(values, fake.rows["x"][rows])
             found += rows.tolist()
         assert len(set(found)) == ROWS - 5
-    finally:
-        server.stop()
 
 
 def test_damage_in_a_worker_reaches_the_caller(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def open_remote(url: str, options: Mapping[str, Any], setting: str) -> RemoteFil
     scheme, _, rest = url.partition("://")
     kind = ALIASES.get(scheme, scheme)
     known = OPTIONS.get(kind, {})
-    arguments: dict[str, Any] = {"use_listings_cache": False}
+    # A connection that fsspec kept knows the credentials and the endpoint of the environment at its time, not of now.
+    arguments: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     for key, value in options.items():
         if key not in known:
             allowed = ", ".join(known) or "no settings"

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fakes import Fake, write_run
+from s3server import s3_server
 
 import harvest
 from harvest.__main__ import _status
@@ -280,32 +281,24 @@ def test_a_shuffled_export_of_a_remote_run_asks_for_no_row_by_itself(
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket of an S3 server on loopback, which the environment names as every S3 client reads it."""
-    moto = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    known = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in {**known, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+    """The name of a bucket on a server that the environment names as every S3 client reads it."""
+    with s3_server() as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in server.environment.items():
             patch.setenv(key, value)
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("exports")
-        yield "s3://exports"
-    server.stop()
+        yield server.bucket
 
 
 def test_an_activault_export_on_s3_is_read_by_ranges_up_to_bytes_per_file(fake: Fake, bucket: str) -> None:
-    export_run(Request(format="activault", run=fake.path, out=f"{bucket}/run", name=["residual.0"], context=2))
+    export_run(Request(format="activault", run=fake.path, out=f"s3://{bucket}/run", name=["residual.0"], context=2))
     system = fsspec.filesystem("s3", skip_instance_cache=True)
-    found = {path.removeprefix("exports/run/residual.0/") for path in system.find("exports/run/residual.0/")}
-    described = json.loads(system.cat_file("exports/run/residual.0/metadata.json"))
+    found = {path.removeprefix(f"{bucket}/run/residual.0/") for path in system.find(f"{bucket}/run/residual.0/")}
+    described = json.loads(system.cat_file(f"{bucket}/run/residual.0/metadata.json"))
     (data,) = found - {"metadata.json", "statistics.json"}
     parts, size = [], described["bytes_per_file"]
     for start in range(0, size, 500):
-        parts.append(system.cat_file(f"exports/run/residual.0/{data}", start=start, end=min(start + 500, size)))
+        parts.append(system.cat_file(f"{bucket}/run/residual.0/{data}", start=start, end=min(start + 500, size)))
     saved = torch.load(io.BytesIO(b"".join(parts)), weights_only=True)
-    tokens = pq.read_table("exports/run/tokens.parquet", filesystem=system)
+    tokens = pq.read_table(f"{bucket}/run/tokens.parquet", filesystem=system)
     np.testing.assert_array_equal(saved["input_ids"].reshape(-1).numpy(), tokens["token"].to_numpy())
     assert list(saved["states"].shape) == described["shape"]
-    assert not system.exists("exports/run/UNFINISHED.json")
+    assert not system.exists(f"{bucket}/run/UNFINISHED.json")

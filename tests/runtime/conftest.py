@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from plainrun import PlainRun, read_plain
+from s3server import s3_server
 
 import harvest
 from harvest.config import load_job
@@ -52,21 +52,9 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """Credentials are in the environment alone."""
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        storage = {"endpoint": f"http://{host}:{port}", "region": "us-east-1"}
-        name = f"crew-{secrets.token_hex(4)}"  # moto's servers of one process share what they hold
-        files = open_files(f"s3://{name}/run", storage)
-        files.system.call_s3("create_bucket", Bucket=name)  # type: ignore[attr-defined]
-        told = (f"run.storage.{key}='{value}'" for key, value in storage.items())
-        yield Bucket(files=files, overrides=(f"run.path=s3://{name}/run", *told))
-    finally:
-        server.stop()
+def bucket() -> Iterator[Bucket]:
+    """On a server of its own."""
+    with s3_server() as server:
+        path = f"s3://{server.bucket}/run"
+        told = (f"run.storage.{key}='{value}'" for key, value in server.storage.items())
+        yield Bucket(files=open_files(path, server.storage), overrides=(f"run.path={path}", *told))

@@ -9,33 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from s3server import s3_server
 
 from harvest.errors import RequestError
 from harvest.settings.tables import DataSettings
 from harvest.source.open import open_source
 
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    fs = s3fs.S3FileSystem()
-    fs.makedirs("texts", exist_ok=True)
-    yield fs
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    with s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        fs = s3fs.S3FileSystem()
+        fs.makedirs("texts", exist_ok=True)
+        yield fs
 
 
 def test_objects_in_a_bucket_are_found_read_in_slices_and_known_by_version(bucket: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from s3server import S3Server, s3_server
 
 from harvest.errors import LostLeaseError, RequestError
 from harvest.records import ArraySpec
@@ -24,29 +24,18 @@ from harvest.store.opening import open_files
 from tests.store.test_store_ledger import RUN, shard_record
 
 pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def server() -> Iterator[S3Server]:
+    with s3_server() as started:
+        yield started
 
 
 @pytest.fixture
-def files(endpoint: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Files:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    found = open_files(
-        f"s3://runs/{request.node.name.replace('[', '-').strip(']')}/run", {"endpoint": endpoint, "region": "us-east-1"}
-    )
-    with contextlib.suppress(FileExistsError):
-        found.system.call_s3("create_bucket", Bucket="runs")  # type: ignore[attr-defined]
-    return found
+def files(server: S3Server, request: pytest.FixtureRequest) -> Files:
+    name = request.node.name.replace("[", "-").strip("]")
+    return open_files(f"s3://{server.bucket}/{name}/run", server.storage)
 
 
 def test_create_is_put_if_absent_and_one_of_many_wins(files: Files) -> None:
@@ -136,14 +125,14 @@ def test_the_lease_works_on_s3(files: Files, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("profile", [None, "nobody"])
 def test_without_credentials_every_call_is_refused_in_one_line_that_names_the_setting(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str | None
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str | None
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
-    storage = {"endpoint": endpoint, "region": "eu-west-1", **({"profile": profile} if profile else {})}
+    storage = {**server.storage, **({"profile": profile} if profile else {})}
     files = open_files("s3://runs/nobody/run", storage, setting="out")
     for call in (
         lambda: list(files.list()),
@@ -157,6 +146,18 @@ def test_without_credentials_every_call_is_refused_in_one_line_that_names_the_se
         assert "\n" not in str(raised.value)
         assert str(raised.value).startswith("out = 's3://runs/nobody/run': ")
         assert "AWS_ACCESS_KEY_ID" in str(raised.value)
+
+
+def test_the_environment_is_read_when_a_store_is_opened_not_when_one_was_before(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    path = f"s3://{server.bucket}/told/run"
+    with pytest.raises(ConnectionError):
+        open_files(path, {}).create("a.json", b"{}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    assert open_files(path, {}).create("a.json", b"{}")
 
 
 def test_an_endpoint_that_does_not_answer_is_an_os_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
