@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # 3 to 10 times slower; our own reader and writer are such neighbours.
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of the libraries below: the terminal belongs to our own
+
+_BEGIN = time.monotonic()
+"""Of the command: what is imported later is part of its start."""
 
 app = typer.Typer(
     add_completion=False,
@@ -49,7 +53,7 @@ def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
     from harvest.runtime import coordinate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = coordinate.run(job, overrides=overrides or (), observer=_observer(json))
+    found = coordinate.run(job, overrides=overrides or (), observer=_observer(json), begin=_BEGIN)
     _print(show.run(found), json)
     for warning in show.warnings(found):
         print(f"harvest: warning: {warning}", file=sys.stderr, flush=True)

@@ -10,10 +10,11 @@ and are reduced and written window by window. Nothing is committed here: the coo
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from harvest.reduce.health import Health
 from harvest.reduce.moments import Moments
 from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork
+from harvest.stages import Clock, Spent, waited
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
 from harvest.storedrows import read_dtype
@@ -66,6 +68,7 @@ class Progress:
     bytes: int
     """That go to the store."""
     forward_seconds: float
+    """Without the copies, where they are no part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,19 @@ class Watch:
 class Pipeline:
     """One replica of the model, and the stages around it."""
 
-    def __init__(self, plan: Plan, model: Any, files: Files, life: str, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: Any,
+        files: Files,
+        life: str,
+        watch: Watch | None = None,
+        *,
+        begin: float | None = None,
+        load_seconds: float = 0.0,
+    ) -> None:
+        """`begin`: when the work on this replica began (monotonic), now by default; `load_seconds`, of them, went into
+        loading the model."""
         self.plan, self.model, self.files, self.life = plan, model, files, life
         self.watch = watch or Watch()
         self.reductions: list[Reduction[Any]] = [Moments() if plan.job.statistics.moments else Health()]
@@ -98,6 +113,8 @@ class Pipeline:
         self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
         self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
         self._checked = False
+        self._begin, self._load_seconds = time.monotonic() if begin is None else begin, load_seconds
+        self._spent = Spent()
 
     def run(self, assignments: Iterable[Assignment]) -> Generator[Outcome]:
         """Takes shards through the whole path, the next ones read and the last one written beside the forward.
@@ -105,25 +122,39 @@ class Pipeline:
         Yields one outcome per assignment, in order. A shard that fails does not stop the others; a lost lease does.
         """
         pending: deque[tuple[Assignment, Future[ShardRecord]]] = deque()
+        self._spent.begin()
         with (
             Capture(self.model, self.plan.names, self.plan.answers) as capture,
-            Ahead(map(self.read, assignments), depth=1, name="harvest-read") as texts,
+            Ahead(self._read_all(assignments), depth=1, name="harvest-read") as texts,
             Behind(depth=4, name="harvest-write") as behind,
         ):
             try:
-                for item in texts:
+                for item in waited(texts, self._spent.clock("forward.idle")):
                     if item is not None:
-                        assignment, text = item
-                        future = self.harvest(assignment, text, capture, behind)
+                        assignment, text, seconds = item
+                        future = self.harvest(assignment, text, capture, behind, seconds)
                         pending.append((assignment, future))
                         future.add_done_callback(lambda _: texts.wake())  # its outcome must not wait for the next shard
                     while len(pending) > 1 or (pending and pending[0][1].done()):
-                        yield _outcome(*pending.popleft())
+                        outcome = self._outcome(*pending.popleft())
+                        with self._spent.clock("commit"):
+                            yield outcome
                 while pending:
-                    yield _outcome(*pending.popleft())
+                    yield self._outcome(*pending.popleft())
             except BaseException:
                 self.watch.ending()
                 raise
+
+    def _read_all(
+        self, assignments: Iterable[Assignment]
+    ) -> Iterator[tuple[Assignment, ShardText | Exception, dict[str, float]]]:
+        """Every shard as `read` gives it, and the seconds that went into it; in the reading thread."""
+        idle: dict[str, float] = {}
+        for assignment in waited(assignments, Clock(idle, "read.idle")):
+            seconds, idle["read.idle"] = dict(idle), 0.0
+            with Clock(seconds, "read"):
+                read = self.read(assignment)
+            yield *read, seconds
 
     def read(self, assignment: Assignment) -> tuple[Assignment, ShardText | Exception]:
         """Reads and tokenises a whole shard; its error travels along, for this shard alone."""
@@ -144,29 +175,59 @@ class Pipeline:
         return assignment, text
 
     def harvest(
-        self, assignment: Assignment, text: ShardText | Exception, capture: Capture, behind: Behind
+        self,
+        assignment: Assignment,
+        text: ShardText | Exception,
+        capture: Capture,
+        behind: Behind,
+        seconds: Mapping[str, float],
     ) -> Future[ShardRecord]:
-        """Forward, capture and reduce a shard here, write it behind; the future is its record, or its error."""
+        """Forward, capture and reduce a shard here, write it behind; the future is its record, or its error.
+
+        `seconds`: what went into reading it.
+        """
         if isinstance(text, Exception):
             return _failed(text)
         work = self.begin(assignment, text)
+        work.seconds.update(seconds)
         try:
             if not self._checked and text.windows:
-                work.self_check = self_check(capture, text.windows, self._dtype, self._batching)
-                self._checked = True
+                self._check(work, text, capture)
             for window in self.batches(text):
                 self._require_wanted(assignment)
-                rows = self._buffers.take(window.rows)
+                with self._spent.clock("forward.blocked"):
+                    rows = self._buffers.take(window.rows)
                 try:
                     self.forward(window, capture, rows, work)
                 except BaseException:
                     self._buffers.give_back(rows)
                     raise
-                behind.submit(work.write, window, rows, self._buffers.give_back)
+                with self._spent.clock("forward.blocked"):
+                    behind.submit(work.write, window, rows, self._buffers.give_back)
                 work.raise_error()
         except Exception as error:
             return behind.submit(work.give_up, error)
         return behind.submit(work.finish)
+
+    def _check(self, work: ShardWork, text: ShardText, capture: Capture) -> None:
+        """The replica's own check, before its first forward."""
+        with self._spent.clock("check"):
+            work.self_check = self_check(capture, text.windows, self._dtype, self._batching)
+        self._checked = True
+        self._spent.add("start", time.monotonic() - self._begin)
+        self._spent.add("load", self._load_seconds)
+
+    def _outcome(self, assignment: Assignment, future: Future[ShardRecord]) -> Outcome:
+        """Of a shard that has been written, or waited for; its record says what this thread spent since the last."""
+        with self._spent.clock("forward.blocked"):
+            error = future.exception()
+        if error is None:
+            record = future.result()
+            spent = {stage: round(seconds, 6) for stage, seconds in self._spent.take().items()}
+            return Outcome(assignment=assignment, record=replace(record, seconds={**record.seconds, **spent}))
+        if isinstance(error, LostLeaseError) or not isinstance(error, Exception):
+            raise error
+        return Outcome(assignment=assignment, error=error)
 
     def _require_wanted(self, assignment: Assignment) -> None:
         if not self.watch.wanted(assignment):
@@ -198,9 +259,8 @@ class Pipeline:
         must not see with zero, and zero times NaN is NaN, so it may come from a neighbour or from the padding.
         """
         for batch in window.batches:
-            with work.clock("forward") as clock:
-                self._run(batch, window, capture, rows, work)
-            self.watch.advanced(self._progress(work, batch, clock.seconds))
+            seconds = self._run(batch, window, capture, rows, work)
+            self.watch.advanced(self._progress(work, batch, seconds))
         with work.clock("forward"):
             capture.wait()
         with work.clock("reduce"):
@@ -208,9 +268,9 @@ class Pipeline:
             sums = work.reduced(window, rows)
         if not work.all_finite(sums, window, rows):
             again = list(unpadded(window.batches, work.odd_rows(window, rows)))
+            for batch in again:
+                self._run(batch, window, capture, rows, work)
             with work.clock("forward"):
-                for batch in again:
-                    self._run(batch, window, capture, rows, work)
                 capture.wait()
             with work.clock("reduce"):
                 for batch in again:
@@ -219,8 +279,18 @@ class Pipeline:
         with work.clock("reduce"):
             work.add(sums, window, rows)
 
-    def _run(self, batch: Batch, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
-        """One forward; as far as the head only where a sequence ends at which an answer is asked for."""
+    def _run(self, batch: Batch, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> float:
+        """One forward; its seconds, without those of the copies to `rows`."""
+        before = capture.copy_seconds
+        with work.clock("forward") as clock:
+            self._capture(batch, window, capture, rows, work)
+        copied = capture.copy_seconds - before
+        work.seconds["forward"] -= copied
+        work.seconds["copy"] += copied
+        return clock.seconds - copied
+
+    def _capture(self, batch: Batch, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
+        """As far as the head only where a sequence ends at which an answer is asked for."""
         if work.logits is None:
             capture(batch, rows)
             return
@@ -252,15 +322,6 @@ def _failed(error: Exception) -> Future[ShardRecord]:
     future: Future[ShardRecord] = Future()
     future.set_exception(error)
     return future
-
-
-def _outcome(assignment: Assignment, future: Future[ShardRecord]) -> Outcome:
-    error = future.exception()
-    if error is None:
-        return Outcome(assignment=assignment, record=future.result())
-    if isinstance(error, LostLeaseError) or not isinstance(error, Exception):
-        raise error
-    return Outcome(assignment=assignment, error=error)
 
 
 def describe(assignment: Assignment, error: BaseException) -> str:

@@ -356,4 +356,4 @@ class ShardRecord:
     environment: Mapping[str, str]
     """Hardware, libraries and threads that the bits depend on."""
     seconds: Mapping[str, float]
-    """Stage -> busy seconds."""
+    """Stage -> busy seconds, and what was waited for -> seconds; `harvest.stages` says which there are."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, 
 from harvest.reduce.base import Block, Reduction, Saved, save_states
 from harvest.reduce.concepts import Concepts
 from harvest.reduce.pool import DocumentPool, Pooled
+from harvest.stages import Clock
 from harvest.store.attempt import AttemptWriter
 from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
@@ -59,9 +59,7 @@ class ShardWork:
         self._error: Exception | None = None
         self.self_check: dict[str, float] = {}
         """Name -> largest error of the replica's self-check, where it was made before this shard."""
-        self.seconds: dict[str, float] = {"forward": 0.0, "reduce": 0.0, "write": 0.0}
-        if plan.job.capture.pool:
-            self.seconds["pool"] = 0.0
+        self.seconds: dict[str, float] = {"forward": 0.0, "copy": 0.0, "reduce": 0.0, "write": 0.0}
         self.logits: ShardLogits | None = None
         """Of the answers, where the job asks for them."""
         if text.answers is not None:
@@ -211,7 +209,7 @@ class ShardWork:
         """Writes tables and sums, makes everything durable, and says what is there."""
         try:
             self.raise_error()
-            with self.clock("write"):
+            with self.clock("finish"):
                 for name, pool in self._pools.items():
                     self._append_pooled(name, pool.finish())
                 if self.stores_rows:
@@ -286,21 +284,6 @@ class ShardWork:
             environment=environment(self._plan.resolved.device, self._plan.resolved.threads, self._plan.job.model),
             seconds={stage: round(seconds, 6) for stage, seconds in self.seconds.items()},
         )
-
-
-class Clock:
-    """Adds the time spent inside to a stage's seconds."""
-
-    def __init__(self, seconds: dict[str, float], stage: str) -> None:
-        self._total, self._stage, self.seconds = seconds, stage, 0.0
-
-    def __enter__(self) -> Clock:
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._start
-        self._total[self._stage] += self.seconds
 
 
 def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harvest.errors import RequestError
+from harvest.stages import Stages, stages_of
 
 if TYPE_CHECKING:
     from harvest.plan import Plan
@@ -81,7 +82,9 @@ def run(run: Run) -> Shown:
         rows.append(("spans", ", ".join(found)))
     if summary["non_finite"]:
         rows.append(("non-finite", _non_finite(summary)))
-    return Shown(_table(rows), {"run": run.path, "names": run.names, **summary})
+    spent = stages_of(run.shards)
+    data = {"run": run.path, "names": run.names, **summary, "stages": None if spent is None else spent.data()}
+    return Shown(_table(rows) + _below(spent), data)
 
 
 def warnings(run: Run) -> list[str]:
@@ -151,7 +154,8 @@ def status(status: Mapping[str, Any]) -> Shown:
         rows.append(
             ("at work", f"pid {worker['pid']} on {worker['host']}, heard of {worker['seconds_since_heartbeat']} s ago")
         )
-    return Shown(_table(rows), dict(status))
+    spent: Stages | None = status["stages"]
+    return Shown(_table(rows) + _below(spent), {**status, "stages": None if spent is None else spent.data()})
 
 
 def _forward(status: Mapping[str, Any]) -> str:
@@ -256,6 +260,11 @@ def _added(mode: str, check: Mapping[str, Any]) -> str:
         f"  {mode} added at {check['at']}: logits of A's answers {a}, of B's {b} at the ends of "
         f"{_plural(check['documents'], 'document')}; A gains {moved[0] - moved[1]:+.2f} on B, {way}"
     )
+
+
+def _below(spent: Stages | None) -> str:
+    """The report of the stages; nothing for runs of versions that measured none."""
+    return "" if spent is None else f"\n\n{spent.text}"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

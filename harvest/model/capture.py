@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -52,6 +53,8 @@ class Capture:
         self._device, self._fetching = input_device(self._runs), fetching(self._runs)
         self._growing = growing(self._runs)
         self._copying: set[torch.device] = set()
+        self.copy_seconds = 0.0
+        """That went into copies on a CPU. An accelerator's run beside its forward, and count as part of it."""
         self._masked = needs_mask(model) and _takes(self._runs, "attention_mask")
         self._known = architecture_of(model) is not None
         self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
@@ -162,7 +165,10 @@ class Capture:
             hidden_BTd = hidden_BTd * name.scale
         if hidden_BTd.is_cuda:  # one of several where a model is spread
             self._copying.add(hidden_BTd.device)
+        begin = time.perf_counter()
         copy_rows(_one_row_per_token(hidden_BTd, self._batch, name), self._batch, self._into[key], key)
+        if not hidden_BTd.is_cuda:
+            self.copy_seconds += time.perf_counter() - begin
         self._wanted.discard(key)
         if not self._wanted and not self._to_the_end:
             raise _Enough

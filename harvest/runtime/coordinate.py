@@ -48,14 +48,16 @@ def run(
     data: Any = None,
     overrides: Iterable[str] = (),
     observer: Observer | None = None,
+    begin: float | None = None,
 ) -> Run:
     """Runs a job, or resumes it where its ledger ends; a finished run is opened and nothing changes.
 
     `model`, `tokenizer` and `data` (a list of texts or records, a `datasets` object, an iterable) stand in for what
-    the job names. Raises RequestError (wrong request, nothing written), WorkError (the work failed; the same call
-    resumes) and LostLeaseError (another coordinator took the run over).
+    the job names. `begin`: when the command began (monotonic), now by default. Raises RequestError (wrong request,
+    nothing written), WorkError (the work failed; the same call resumes) and LostLeaseError (another coordinator took
+    the run over).
     """
-    begin = time.monotonic()
+    begin = time.monotonic() if begin is None else begin
     job = load_job(_with_stand_ins(job, model, data), overrides)
     files = open_files(job.run.path, job.run.storage)
     on_cluster = uses_cluster(job)

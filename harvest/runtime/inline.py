@@ -35,9 +35,11 @@ def run_inline(
         return model
     allow_open_files()
     with threads_of(plan):
+        loading = time.monotonic()
         model = loaded(plan) if model is None else model
-        observer.loaded(time.monotonic() - begin)
-        _Inline(plan, model, files, lease, schedule, observer).run()
+        ready = time.monotonic()
+        observer.loaded(ready - begin)
+        _Inline(plan, model, files, lease, schedule, observer, begin=begin, load_seconds=ready - loading).run()
     return model
 
 
@@ -67,10 +69,19 @@ class _Inline:
     """The schedule, guarded: the pipeline asks for shards from its reading thread."""
 
     def __init__(
-        self, plan: Plan, model: Any, files: Files, lease: Lease, schedule: Schedule, observer: Observer
+        self,
+        plan: Plan,
+        model: Any,
+        files: Files,
+        lease: Lease,
+        schedule: Schedule,
+        observer: Observer,
+        *,
+        begin: float,
+        load_seconds: float,
     ) -> None:
         watch = Watch(was_read=self._was_read, advanced=observer.advanced, still_mine=lease.check)
-        self._pipeline = Pipeline(plan, model, files, lease.life, watch)
+        self._pipeline = Pipeline(plan, model, files, lease.life, watch, begin=begin, load_seconds=load_seconds)
         self._schedule = schedule
         self._intake = Intake(Ledger(files), lease, schedule, observer)
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ from typing import Any
 
 from harvest.errors import RequestError
 from harvest.results import summarise
+from harvest.stages import stages_of
 from harvest.store import layout
 from harvest.store.lease import read_holder
 from harvest.store.ledger import Ledger
@@ -14,9 +15,9 @@ from harvest.store.opening import open_files
 
 
 def status_of(path: str) -> dict[str, Any]:
-    """Committed, running, failed and missing shards, rows, rates, and who is at work; plain values for JSON.
+    """Committed, running, failed and missing shards, rows, rates, who is at work, and what the stages took.
 
-    Raises RequestError where there is no run.
+    Plain values but for `stages`, a `harvest.stages.Stages` or None. Raises RequestError where there is no run.
     """
     files = open_files(path)
     ledger = Ledger(files)
@@ -45,6 +46,7 @@ def status_of(path: str) -> dict[str, Any]:
         "non_finite": totals["non_finite"],
         "non_finite_documents": totals["non_finite_documents"],
         "tokens_per_forward_second": round(totals["forward_tokens"] / forward, 1) if forward else None,
+        "stages": stages_of(records.values()),
         "worker": None
         if holder is None or not alive
         else {

@@ -27,6 +27,7 @@ from harvest.runtime.intake import Report, facts_of_text, report_of
 from harvest.runtime.logs import say
 from harvest.runtime.metrics import Meter, NoMeter
 from harvest.runtime.slices import ReadFacts
+from harvest.stages import ORDER
 from harvest.store.lease import LeaseWatch
 from harvest.store.opening import open_files
 
@@ -129,7 +130,7 @@ class Worker:
         self._changed = threading.Condition()
         self._stage, self._error, self._permanent = "waiting", "", False
         self._load_seconds = 0.0
-        self._moved = self._heard = time.monotonic()
+        self._born = self._moved = self._heard = time.monotonic()
         self._may_load = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -209,7 +210,15 @@ class Worker:
         with_head = bool(plan.answers)
         model = load_model(job.model, plan.config, plan.resolved.dtype, plan.resolved.device, with_head)
         self._load_seconds = time.monotonic() - begin
-        return Pipeline(plan, model, files, self._hire.life, self._watch(watch))
+        return Pipeline(
+            plan,
+            model,
+            files,
+            self._hire.life,
+            self._watch(watch),
+            begin=self._born,
+            load_seconds=self._load_seconds,
+        )
 
     def _watch(self, lease: LeaseWatch) -> Watch:
         def still_mine() -> None:
@@ -264,8 +273,9 @@ class Worker:
         self._moved = time.monotonic()
         shard = report.assignment.shard.key
         if report.record is not None:
-            for stage, seconds in report.record.seconds.items():
-                self._meter.record("harvest_stage_seconds_total", seconds, stage=stage)
+            for stage in ORDER:
+                if seconds := report.record.seconds.get(stage, 0.0):
+                    self._meter.record("harvest_stage_seconds_total", seconds, stage=stage)
         say("called off" if called_off else report.error or "stored", worker=self._hire.name, shard=shard)
         with self._changed:
             self._holds.pop((shard, report.assignment.attempt), None)

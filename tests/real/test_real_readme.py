@@ -51,7 +51,7 @@ def test_the_output_shown_has_the_lines_that_the_demo_prints(run: Any) -> None:
     shown = re.search(r"<!-- output: demo -->\n```text\n(.*?)```", README, flags=re.DOTALL)
     assert shown
     printed = show.run(run).text
-    assert [line.split()[0] for line in shown[1].splitlines()] == [line.split()[0] for line in printed.splitlines()]
+    assert [line.split()[:1] for line in shown[1].splitlines()] == [line.split()[:1] for line in printed.splitlines()]
 
 
 def test_the_table_of_architectures_is_the_one_that_the_code_uses() -> None:
