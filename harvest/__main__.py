@@ -40,20 +40,22 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 @app.command()
 def plan(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
     """Says what a job will do and need, without running the model; refuses what `run` would refuse."""
+    request = _request(job, overrides)
     from harvest import show
     from harvest.runtime.coordinate import plan_run
 
-    _print(show.plan(plan_run(job, overrides or ())), json)
+    _print(show.plan(plan_run(request)), json)
 
 
 @app.command()
 def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
     """Runs a job, or resumes it where its ledger ends."""
+    request = _request(job, overrides)
     from harvest import show
     from harvest.runtime import coordinate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = coordinate.run(job, overrides=overrides or (), observer=_observer(json), begin=_BEGIN)
+    found = coordinate.run(request, observer=_observer(json), begin=_BEGIN)
     _print(show.run(found), json)
     for warning in show.warnings(found):
         print(f"harvest: warning: {warning}", file=sys.stderr, flush=True)
@@ -116,9 +118,18 @@ def directions(run: RunFolder, json: Json = False) -> None:
 
 
 @app.command()
-def report(run: RunFolder) -> None:
-    """One self-contained page with plots (not built in this version)."""
-    _not_built("report", run)
+def report(
+    run: RunFolder,
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Instead of report.html in the run.")] = None,
+    json: Json = False,
+) -> None:
+    """Writes one self-contained page: what was run, what it holds, what it found and how the work went."""
+    from harvest import show
+    from harvest.reader import open_run
+    from harvest.report.write import write_report
+
+    found = write_report(open_run(run), out)
+    _print(show.Shown(found["report"], found), json)
 
 
 @app.command()
@@ -183,17 +194,18 @@ def export(
     _print(show.Shown(text(card), card), json)
 
 
+def _request(job: str, overrides: list[str] | None) -> Any:
+    """The job, refused where a setting is wrong by itself: before torch is imported, which takes seconds."""
+    from harvest.config import load_job
+
+    return load_job(job, overrides or ())
+
+
 def _observer(json: bool) -> Any:
-    """Who hears of the work: nobody, a person at a terminal, or a log."""
+    """Who hears of the work: nobody but of warnings, a person at a terminal, or a log."""
     from harvest.runtime import progress
 
-    return progress.Silent() if json else progress.Terminal() if sys.stderr.isatty() else progress.Log()
-
-
-def _not_built(command: str, run: str) -> None:
-    from harvest.errors import NotBuiltError
-
-    raise NotBuiltError(f"harvest {command}: not built in this version; {run} was not touched")
+    return progress.Quiet() if json else progress.Terminal() if sys.stderr.isatty() else progress.Log()
 
 
 def _print(shown: Any, json: bool) -> None:
