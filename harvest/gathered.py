@@ -81,6 +81,11 @@ class GatheredExamples:
         labels = make_labels(chosen.keys.group, chosen.weight, chosen.keys.pair, rows=len(chosen.keys), right=right)
         return ready(torch.from_numpy(np.concatenate(parts)), labels, chosen.keys.unit)
 
+    def keys(self, label: str, *, held_out: bool) -> ExampleKeys:
+        """Which examples `part` is made of; its `index` counts in these."""
+        keys = self._chosen[label].keys
+        return keys.take(np.flatnonzero(keys.held_out == held_out))
+
     def _open(self, number: int) -> StoredExamples:
         return StoredExamples(self._files, self._paths[number])
 

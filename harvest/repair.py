@@ -15,10 +15,12 @@ from harvest.config import Job, load_job
 from harvest.errors import DamageError, MismatchError, RequestError
 from harvest.findings import Report
 from harvest.plan import Plan, differences, make_plan
+from harvest.reader import open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
 from harvest.runtime.coordinate import run as run_job
-from harvest.runtime.progress import Observer
+from harvest.runtime.finish import report_after_run
+from harvest.runtime.progress import Observer, Quiet
 from harvest.store import folder, layout
 from harvest.store.files import Files
 from harvest.store.lease import Lease
@@ -93,6 +95,7 @@ def repair_run(
         again = bool(wanted) or (unfinished and any(direction.check for direction in job.directions))
         if not again and unfinished:
             write_results(files)
+            report_after_run(open_run(files), observer or Quiet(), still_mine=lease.check)
     if again:  # shards, or only what needs the model
         run_job(job, model=model, tokenizer=tokenizer, data=data, observer=observer)
     after = verify_run(files, only=wanted)

@@ -34,6 +34,8 @@ class Examples:
     counts: Counts
     resolution: float
     """Rounding step of the states' dtype, relative to 1."""
+    index: np.ndarray
+    """int64 [n], rising: which of those given to `ready` each is."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -76,6 +78,7 @@ class Examples:
             paired=self.paired,
             counts=self.counts,
             resolution=self.resolution,
+            index=self.index[index],
         )
 
 
@@ -115,6 +118,7 @@ def ready(states: torch.Tensor, labels: Labels, unit: np.ndarray | Sequence[int]
         paired=labels.pair is not None,
         counts=counts,
         resolution=min(torch.finfo(states.dtype).eps, COARSEST),
+        index=index,
     )
 
 

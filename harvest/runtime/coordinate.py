@@ -22,11 +22,12 @@ from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
 from harvest.runtime.executor import cluster_address, device_elsewhere, refuse_executor, uses_cluster
+from harvest.runtime.finish import report_after_run
 from harvest.runtime.inline import loaded, run_inline, threads_of
-from harvest.runtime.progress import Observer, Silent
+from harvest.runtime.progress import Observer, Quiet
 from harvest.runtime.schedule import Schedule
 from harvest.steercheck import SteerCheck, refuse_check
-from harvest.store import folder
+from harvest.store import folder, layout
 from harvest.store.files import Files
 from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger, RunRecord
@@ -52,12 +53,14 @@ def run(
 ) -> Run:
     """Runs a job, or resumes it where its ledger ends; a finished run is opened and nothing changes.
 
+    Ends with the run's report, which may fail: the run is complete without it.
+
     `model`, `tokenizer` and `data` (a list of texts or records, a `datasets` object, an iterable) stand in for what
     the job names. `begin`: when the command began (monotonic), now by default. Raises RequestError (wrong request,
     nothing written), WorkError (the work failed; the same call resumes) and LostLeaseError (another coordinator took
     the run over).
     """
-    begin = time.monotonic() if begin is None else begin
+    begin, observer = time.monotonic() if begin is None else begin, observer or Quiet()
     job = load_job(_with_stand_ins(job, model, data), overrides)
     files = open_files(job.run.path, job.run.storage)
     on_cluster = uses_cluster(job)
@@ -66,7 +69,10 @@ def run(
         device = stack.enter_context(device_elsewhere(job))
         plan, earlier = _checked(job, files, model, tokenizer, data, device)
         if earlier is not None and Ledger(files).completion() is not None and not _grown(plan, earlier):
-            return open_run(files)
+            found = open_run(files)
+            if not files.exists(layout.REPORT):  # its life ended before it was written
+                report_after_run(found, observer, plan.tokeniser.pieces)
+            return found
         workers = None
         if on_cluster:
             from harvest.runtime import cluster  # ray takes its time
@@ -74,8 +80,10 @@ def run(
             stack.enter_context(cluster.connected(job, cluster_address(job)))
             workers = cluster.crew_size(plan)
         lease = stack.enter_context(Lease.acquire(files))
-        _Coordinator(plan, files, lease, observer or Silent(), begin, workers).run(model)
-    return open_run(files)
+        _Coordinator(plan, files, lease, observer, begin, workers).run(model)
+        found = open_run(files)
+        report_after_run(found, observer, plan.tokeniser.pieces, lease.check)
+    return found
 
 
 def plan_run(job: Job | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Plan:

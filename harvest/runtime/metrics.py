@@ -107,5 +107,8 @@ class Counted:
     def finished(self, summary: dict[str, Any]) -> None:
         self._observer.finished(summary)
 
+    def warned(self, text: str) -> None:
+        self._observer.warned(text)
+
     def stopped(self, error: BaseException) -> None:
         self._observer.stopped(error)

@@ -66,6 +66,9 @@ class Observer(Protocol):
     def finished(self, summary: dict[str, Any]) -> None:
         """The run is complete."""
 
+    def warned(self, text: str) -> None:
+        """Something went wrong that does not end the run."""
+
     def stopped(self, error: BaseException) -> None:
         """The run ended early."""
 
@@ -83,7 +86,15 @@ class Silent:
     def retried(self, shard: str, error: str) -> None: ...
     def gave_up(self, shard: str, error: str) -> None: ...
     def finished(self, summary: dict[str, Any]) -> None: ...
+    def warned(self, text: str) -> None: ...
     def stopped(self, error: BaseException) -> None: ...
+
+
+class Quiet(Silent):
+    """Says only what went wrong without ending the run."""
+
+    def warned(self, text: str) -> None:
+        print(f"harvest: warning: {text}", file=sys.stderr, flush=True)
 
 
 class Rates:
@@ -128,7 +139,7 @@ class Rates:
         return f"{self.tokens / wall:,.0f} tokens/s  {share} % of the bare forward  {self.bytes / wall / 1e6:,.0f} MB/s"
 
 
-class Terminal(Silent):
+class Terminal(Quiet):
     """A bar with tokens/s, bytes/s and the time left."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
@@ -195,7 +206,7 @@ class Terminal(Silent):
         self._bar.stop()
 
 
-class Log(Silent):
+class Log(Quiet):
     """One line when something happens, and one every ten seconds of work."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:

@@ -19,6 +19,7 @@ from harvest.text.chat import ChatTemplate
 from harvest.text.documents import Document, DocumentReader
 from harvest.text.encode import Encoder
 from harvest.text.examples import places
+from harvest.text.pieces import pieces_of
 from harvest.text.running import Running
 from harvest.text.spans import (
     TokenSpans,
@@ -95,7 +96,7 @@ class Tokeniser:
             special[separator] = True
         self._data, self._tokens, self._context = data, tokens, context
         self._directions, self._kept = tuple(directions), data.keep if kept is None else kept
-        self._answers = answers
+        self._answers, self._tokenizer = answers, tokenizer
         self._rules = WindowRules(
             context=context,
             window_bos=bos if tokens.bos == "window" else None,
@@ -118,6 +119,10 @@ class Tokeniser:
             asked=asked,
             named=read,
         )
+
+    def pieces(self) -> list[bytes] | None:
+        """Token id -> the bytes that it adds to a text; None without a tokenizer."""
+        return None if self._tokenizer is None else pieces_of(self._tokenizer)
 
     def shard(
         self, rows: Rows, *, file: int, name: str = "", limit: int | None = None, max_tokens: int | None = None

@@ -32,6 +32,7 @@ LEVELS = {
     "described": 4,
     "sizes": 4,
     "plan": 4,
+    "scale": 4,
     "shardwork": 4,
     "selfcheck": 4,
     "int8": 3,
@@ -60,6 +61,7 @@ LEVELS = {
     "pipeline": 4,
     "runtime": 5,
     "export": 5,
+    "report": 5,
     "findings": 6,
     "scan": 6,
     "shardcheck": 6,
@@ -67,6 +69,7 @@ LEVELS = {
     "verify": 6,
     "repair": 6,
     "show": 6,
+    "calibrate": 6,
     "schemas": 6,
     "__main__": 7,
 }
@@ -92,12 +95,16 @@ HOMES = {
         "batches.py",
         "runcheck.py",
         "export/",
+        "report/health.py",
     ],
     "google_crc32c": ["store/", "shardcheck.py", "export/folder.py"],
     "typer": ["__main__.py"],
     "rich": ["runtime/progress.py"],
     "fsspec": ["store/", "source/"],
     "safetensors": ["reduce/base.py", "reduce/saved.py", "model/cache.py", "model/adapter.py"],
+    "matplotlib": ["report/charts.py"],
+    "jinja2": ["report/page.py"],
+    "markupsafe": ["report/page.py"],
     "sklearn": ["reduce/logistic.py"],
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -177,7 +184,7 @@ def test_every_module_says_what_it_promises() -> None:
 
 @pytest.mark.parametrize("code", ["import harvest", "import harvest.config", "from harvest.__main__ import app"])
 def test_importing_harvest_loads_neither_torch_nor_ray(code: str) -> None:
-    heavy = ["torch", "ray", "transformers", "datasets", "zarr", "pyarrow", "pandas"]
+    heavy = ["torch", "ray", "transformers", "datasets", "zarr", "pyarrow", "pandas", "matplotlib", "jinja2"]
     probe = f"import sys; {code}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -277,7 +277,7 @@ def test_10_safe_a_secret_in_the_job_is_refused_and_not_repeated(settings: dict[
 
 
 OURS = re.compile(
-    r"(run|complete|coordinator)\.json|statistics\.parquet|\.[a-z.]+\.lock|ledger/f\d{5}-s\d{6}\.json"
+    r"(run|complete|coordinator)\.json|statistics\.parquet|report\.html|\.[a-z.]+\.lock|ledger/f\d{5}-s\d{6}\.json"
     r"|shards/f\d{5}-s\d{6}\.[0-9a-f]{8}-\d+/(zarr\.json|tokens\.parquet|documents\.parquet|states\.safetensors"
     r"|(residual|mlp)\.\d/(zarr\.json|c\.\d+\.0))"
 )

@@ -1,0 +1,246 @@
+"""What a run found of its concepts: figures layer by layer, and held-out examples along the chosen direction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from harvest import cards
+from harvest.directions import Result, settings_of
+from harvest.errors import HarvestError
+from harvest.examples import keeps_examples
+from harvest.gathered import GatheredExamples
+from harvest.reader import Run
+from harvest.reduce.direction import Direction
+from harvest.reduce.evaluate import Evaluation, Figure
+from harvest.reduce.labels import A
+from harvest.report.positions import evenly
+from harvest.report.texts import ShownDocument, shown_document
+from harvest.report.words import layer_of
+from harvest.settings.direction import DirectionSettings
+from harvest.store import layout
+
+SHARDS = 64
+"""At most, evenly over the run, whose held-out examples are read."""
+DOCUMENTS = 3
+"""Shown of either end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One mode at one name."""
+
+    mode: str
+    at: str
+    series: str
+    """What belongs on one line of a chart: the site, with its read where there are several."""
+    layer: int | None
+    status: str
+    counts: tuple[int, int]
+    norm: float | None
+    auroc: Figure
+    accuracy: Figure
+    cohens_d: Figure
+    why: str | None
+    """There are no figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """Where a mode tells the groups apart best, by folds of the training examples."""
+
+    entry: Entry
+    in_folds: float | None
+    shuffled: float | None
+    """AUROC of directions from shuffled labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projected:
+    """Held-out examples along one direction."""
+
+    mode: str
+    at: str
+    a: np.ndarray
+    """float64 [n]: of group A."""
+    b: np.ndarray
+    midpoint: float | None
+    shards: int
+    """That the examples are from."""
+    of_shards: int
+    most: tuple[ShownDocument, ...]
+    """Furthest along first."""
+    least: tuple[ShownDocument, ...]
+    why_no_documents: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concept:
+    """One entry of [[directions]]."""
+
+    name: str
+    groups: str
+    """What A and B are."""
+    read: str
+    entries: tuple[Entry, ...]
+    best: tuple[Best, ...]
+    projected: Projected | str
+    """Or why there is nothing to show."""
+
+
+def concepts(run: Run, pieces: Sequence[bytes] | None) -> list[Concept]:
+    """In the job's order. Raises DamageError for directions that are missing or torn."""
+    settings = {one.name: one for one in settings_of(run.record)}
+    return [_concept(run, settings[result.name], result, pieces) for result in run.direction_results]
+
+
+def _concept(run: Run, settings: DirectionSettings, result: Result, pieces: Sequence[bytes] | None) -> Concept:
+    entries = [
+        _entry(settings, mode, at, direction)
+        for mode, of_mode in result.found.items()
+        for at, direction in of_mode.items()
+    ]
+    best = tuple(_best(result.card, entries))
+    try:
+        projected = _projected(run, settings, result, best, pieces)
+    except HarvestError as error:
+        projected = str(error)
+    read = "" if settings.embedding is not None else str(result.card["settings"]["read"])
+    return Concept(
+        name=result.name,
+        groups=groups_of(run, result.card["settings"]),
+        read=read,
+        entries=tuple(entries),
+        best=best,
+        projected=projected,
+    )
+
+
+def _entry(settings: DirectionSettings, mode: str, at: str, direction: Direction) -> Entry:
+    name, read = cards.parts(settings, at)
+    site, layer = layer_of(name)
+    judged = direction.evaluation or Evaluation(examples=(0, 0), reason="not judged")
+    return Entry(
+        mode=mode,
+        at=at,
+        series=f"{site}@{read}" if read else site,
+        layer=layer,
+        status=direction.status,
+        counts=direction.counts.rows,
+        norm=direction.norm,
+        auroc=judged.auroc,
+        accuracy=judged.accuracy,
+        cohens_d=judged.cohens_d,
+        why=judged.reason,
+    )
+
+
+def _best(card: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Best]:
+    told = {(entry["mode"], entry["at"]): entry for entry in card["directions"]}
+    for mode, at in card["best"].items():
+        if at is not None:
+            control = card["control"][mode] or {}
+            yield Best(
+                entry=next(entry for entry in entries if (entry.mode, entry.at) == (mode, at)),
+                in_folds=told[mode, at]["cross_validated_auroc"],
+                shuffled=control.get("auroc"),
+            )
+
+
+def groups_of(run: Run, settings: Mapping[str, Any]) -> str:
+    """What A and B are, of a direction's settings as its card has them."""
+    if settings["positive"] is None:
+        a, b = run.record.job["data"]["contrast"]
+        return f"A: {a}, B: {b} of each row"
+    b = "everything else" if settings["negative"] == "rest" else _values(settings["negative"])
+    return f"A: {settings['column'] or 'tokens'} {_values(settings['positive'])}, B: {b}"
+
+
+def _values(values: Any) -> str:
+    if isinstance(values, dict):
+        return " / ".join(map(repr, values["tokens"]))
+    return "nothing" if values is None else " / ".join(values)
+
+
+# ---- held-out examples -------------------------------------------------------------------------------------------
+
+
+def _projected(
+    run: Run, settings: DirectionSettings, result: Result, best: Sequence[Best], pieces: Sequence[bytes] | None
+) -> Projected | str:
+    if settings.embedding is not None:
+        return "a direction between tokens has no examples"
+    if not best:
+        return "no layer was chosen: there are too few training examples, or no direction is defined"
+    if not run.files.local:
+        return "the run is not on this machine"
+    if not keeps_examples(settings, stores_rows=bool(run.record.job["capture"]["store"])):
+        return "the run keeps no examples (capture.store = false)"
+    mode, at = best[0].entry.mode, best[0].entry.at
+    direction = result.found[mode][at]
+    vector = direction.vector
+    if vector is None:
+        return f"{at}: {direction.status}"
+    name, label = cards.parts(settings, at)
+    chosen = evenly(len(run.shards), SHARDS)
+    attempts = [layout.attempt_path(run.shards[i].attempt) for i in chosen]
+    gathered = GatheredExamples(
+        run.files, [f"{attempt}/{layout.examples_name(settings.name)}" for attempt in attempts], settings
+    )
+    examples, keys = gathered.part(label, name, held_out=True), gathered.keys(label, held_out=True)
+    if not len(examples):
+        return "no example is held out"
+    along = examples.states @ vector
+    found = Projected(
+        mode=mode,
+        at=at,
+        a=along[examples.group == A],
+        b=along[examples.group != A],
+        midpoint=direction.midpoint,
+        shards=len(chosen),
+        of_shards=len(run.shards),
+        most=(),
+        least=(),
+        why_no_documents=_why_no_documents(run),
+    )
+    if found.why_no_documents is not None:
+        return found
+    order = np.argsort(along, kind="stable")
+    ends = []
+    for rows in (order[::-1], order):
+        ends.append(
+            tuple(
+                shown_document(
+                    run,
+                    name,
+                    vector,
+                    pieces,
+                    document=int(keys.document[examples.index[i]]),
+                    variant=int(keys.variant[examples.index[i]]),
+                    position=int(keys.position[examples.index[i]]),
+                    group="A" if examples.group[i] == A else "B",
+                    along=float(along[i]),
+                )
+                for i in _of_each_document(rows, keys.document[examples.index])
+            )
+        )
+    return replace(found, most=ends[0], least=ends[1])
+
+
+def _why_no_documents(run: Run) -> str | None:
+    if not run.record.job["capture"]["store"]:
+        return "the run stores no rows"
+    return None if run.record.job["store"]["compression"] == "none" else "the rows are compressed"
+
+
+def _of_each_document(order: np.ndarray, document: np.ndarray) -> list[int]:
+    """The first example of each of the first documents, in this order of int64 indices."""
+    seen: dict[int, int] = {}
+    for i in order.tolist():
+        seen.setdefault(int(document[i]), i)
+        if len(seen) == DOCUMENTS:
+            break
+    return list(seen.values())

@@ -1,0 +1,221 @@
+"""The page itself, taken apart by html.parser: whole for every kind of run, self-contained, and safe with any data."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reportcase import DIRECTION, HOSTILE, outside, parse, records, run
+from tiny import byte_tokenizer, tiny_llama
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import harvest
+from harvest.__main__ import app
+from harvest.errors import RequestError
+from harvest.report.write import write_report
+from harvest.store.ledger import Ledger
+from harvest.store.opening import open_files
+
+
+def check(page: Path) -> Any:
+    """What holds for every page."""
+    found = parse(page)
+    assert outside(found) == []
+    assert found.of("script") == []
+    assert all(not key.startswith("on") for _, attributes in found.tags for key in attributes)
+    assert len(found.ids) == len(set(found.ids)), "two elements of one id"
+    assert {at["content"] for at in found.of("meta") if at.get("http-equiv") == "Content-Security-Policy"}
+    inside = {at["href"][1:] for at in found.of("a")}
+    assert inside <= set(found.ids)
+    raw = page.read_text(encoding="utf-8")
+    used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", raw))
+    assert used <= set(found.ids), "a chart refers to what is not there"
+    assert not re.search(r"\bnan\b|#0a0b|Undefined", found.text + found.styles)
+    return found
+
+
+def test_a_whole_run_has_every_section_and_its_charts(tmp_path: Path) -> None:
+    run(tmp_path / "run", directions=[DIRECTION])
+    found = check(tmp_path / "run/report.html")
+    assert {"holds", "health", "directions", "work", "what", "next"} <= set(found.ids)
+    titles = [at["aria-label"] for at in found.of("svg")]
+    assert titles[:2] == ["Norms of residual by layer", "Norms by position"]
+    assert "AUROC of residual by layer" in titles
+    assert titles[-1].startswith("Projections on mean_difference at residual.")
+    assert "Furthest towards A" in found.text
+
+
+def test_what_comes_from_the_data_stays_text_wherever_it_lands(tmp_path: Path) -> None:
+    rows = [{"text": f"{HOSTILE} {number}", "label": HOSTILE if number % 2 else "0"} for number in range(40)]
+    source = tmp_path / "<img src=x onerror=alert(1)>.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    direction = {**DIRECTION, "positive": [HOSTILE]}
+    harvest.run(
+        {
+            "model": {"name": f"m{HOSTILE}"},
+            "data": {"path": str(source)},
+            "run": {"path": str(tmp_path / "a<b>&run"), "threads": 1},
+            "directions": [direction],
+        },
+        model=tiny_llama(vocab=300, max_position_embeddings=256),
+        tokenizer=byte_tokenizer(),
+    )
+    page = tmp_path / "a<b>&run/report.html"
+    found = check(page)
+    assert found.of("img") == []
+    assert "<script" not in page.read_text()
+    assert f"A: label {HOSTILE}" in found.text
+    assert HOSTILE in found.text.replace("·", ""), "the document itself, token by token"
+    assert f"m{HOSTILE}" in found.text, "the model's name"
+
+
+def test_a_run_that_stores_no_rows_shows_its_sums_and_says_what_is_left_out(tmp_path: Path) -> None:
+    run(tmp_path / "run", capture={"store": False}, directions=[{**DIRECTION, "modes": ["mean_difference"]}])
+    found = check(tmp_path / "run/report.html")
+    assert [at["aria-label"] for at in found.of("svg")] == ["Norms of residual by layer"]
+    assert "Norms by position are left out: the run stores no rows." in found.text
+    assert "Projections are left out" in found.text
+
+
+def test_a_run_without_moments_still_says_what_is_not_finite(tmp_path: Path) -> None:
+    run(tmp_path / "run", statistics={"moments": False})
+    found = check(tmp_path / "run/report.html")
+    assert "Every value of every name is a finite number." in found.text
+    assert "keeps no moments" in found.text
+    assert [at["aria-label"] for at in found.of("svg")] == ["Norms by position"]
+    assert "directions" not in found.ids
+
+
+def test_an_unfinished_run_has_a_page_of_what_is_committed(tmp_path: Path) -> None:
+    run(tmp_path / "run", directions=[DIRECTION], store={"shard_documents": 20})
+    ledger = Ledger(open_files(str(tmp_path / "run")))
+    ledger.reopen()
+    ledger.remove("f00000-s000002")
+    told = write_report(harvest.open(tmp_path / "run"), tmp_path / "page.html", byte_pieces)
+    assert told == {"report": str(tmp_path / "page.html"), "bytes": (tmp_path / "page.html").stat().st_size}
+    found = check(tmp_path / "page.html")
+    assert "unfinished: what is committed so far" in found.text
+    assert "of about 60" in found.text
+    for key in ("f00000-s000000", "f00000-s000001"):
+        ledger.remove(key)
+    write_report(harvest.open(tmp_path / "run"), tmp_path / "empty.html")
+    found = check(tmp_path / "empty.html")
+    assert "No shard is committed yet." in found.text
+
+
+def byte_pieces() -> list[bytes]:
+    """Of the byte tokenizer, near enough."""
+    return [b"\xff", b"\xff", *(bytes([value]) for value in range(256))]
+
+
+def test_one_name_and_one_layer_are_enough(tmp_path: Path) -> None:
+    run(tmp_path / "run", capture={"layers": [1]}, directions=[DIRECTION])
+    found = check(tmp_path / "run/report.html")
+    assert len(found.of("svg")) == 4
+
+
+def test_names_outside_all_layers_are_in_the_table(tmp_path: Path) -> None:
+    run(tmp_path / "run", capture={"sites": ["embedding", "final_norm", "module:model.layers.0.mlp"]})
+    found = check(tmp_path / "run/report.html")
+    assert [at["aria-label"] for at in found.of("svg")] == ["Norms by position"]
+    assert all(name in found.text for name in ("embedding", "final_norm", "module:model.layers.0.mlp"))
+
+
+def test_three_hundred_names_make_a_page_of_bounded_size(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=100,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    direction = {**DIRECTION, "modes": ["mean_difference"]}
+    run(
+        tmp_path / "run",
+        records(24),
+        model=model,
+        capture={"sites": ["residual", "attn", "mlp"]},
+        directions=[direction],
+    )
+    found = check(tmp_path / "run/report.html")
+    assert len(harvest.open(tmp_path / "run").names) == 300
+    assert len(found.of("svg")) <= 8
+    assert (tmp_path / "run/report.html").stat().st_size < 1_500_000
+    assert "residual.99" in found.text
+
+
+def test_pairs_of_texts_are_told_apart(tmp_path: Path) -> None:
+    rows = [{"good": "abc" * (number % 5 + 1) + "x", "bad": "bca" * (number % 4 + 1) + "y"} for number in range(40)]
+    direction = {"name": "tone", "modes": ["paired_rejection"], "holdout": 0.5}
+    run(tmp_path / "run", rows, data={"contrast": ["good", "bad"]}, directions=[direction])
+    found = check(tmp_path / "run/report.html")
+    assert "A: good, B: bad of each row" in found.text
+    assert re.search(r"document \d+, variant 0, group A", found.text)
+
+
+def test_compressed_rows_are_not_unpacked_for_a_page(tmp_path: Path) -> None:
+    run(tmp_path / "run", store={"compression": "zstd"}, directions=[DIRECTION])
+    found = check(tmp_path / "run/report.html")
+    assert "Norms by position are left out: the rows are compressed." in found.text
+    assert "Documents are left out: the rows are compressed." in found.text
+    assert any(at["aria-label"].startswith("Projections") for at in found.of("svg"))
+
+
+def test_a_run_of_token_ids_without_a_tokenizer_shows_them(tmp_path: Path) -> None:
+    rows = [{"ids": [5 + number % 7, 9, 17, 30 + number % 2], "label": str(number % 2)} for number in range(40)]
+    run(tmp_path / "run", rows, tokenizer=None, data={"ids": "ids"}, directions=[DIRECTION])
+    found = check(tmp_path / "run/report.html")
+    assert "Tokens are shown by their ids: the run has no tokenizer." in found.text
+    assert "⟨9⟩⟨17⟩⟨3" in found.text
+    assert write_report(harvest.open(tmp_path / "run"), tmp_path / "again.html")["bytes"]
+    assert "Tokens are shown by their ids: the run's tokenizer cannot be loaded" in parse(tmp_path / "again.html").text
+
+
+def test_a_run_elsewhere_has_its_page_there(tmp_path: Path) -> None:
+    made = run(tmp_path, run={"path": "memory://report-of-a-run"}, directions=[DIRECTION])
+    (tmp_path / "page.html").write_bytes(made.files.read("report.html"))
+    found = check(tmp_path / "page.html")
+    assert "the rows are not on this machine" in found.text
+    assert [at["aria-label"] for at in found.of("svg")] == ["Norms of residual by layer", "AUROC of residual by layer"]
+
+
+def test_damaged_rows_cost_a_section_and_not_the_page(tmp_path: Path) -> None:
+    run(tmp_path / "run", directions=[DIRECTION])
+    for path in (tmp_path / "run/shards").glob("*/tokens.parquet"):
+        path.unlink()
+    (tmp_path / "run/statistics.parquet").write_bytes(b"torn")
+    write_report(harvest.open(tmp_path / "run"), tmp_path / "page.html")
+    found = check(tmp_path / "page.html")
+    assert "tokens.parquet: missing" in found.text
+    assert "statistics.parquet" in found.text
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run")
+    (tmp_path / "run/report.html").unlink()
+    app(["report", str(tmp_path / "run")], standalone_mode=False)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "run/report.html")
+    app(["report", str(tmp_path / "run"), "--out", str(tmp_path / "x.html"), "--json"], standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"report": str(tmp_path / "x.html"), "bytes": (tmp_path / "x.html").stat().st_size}
+    check(tmp_path / "x.html")
+
+
+def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+    found = run(tmp_path / "run")
+    with pytest.raises(RequestError, match=r"--out '.*/no/page.html': .*/no is no folder"):
+        write_report(found, tmp_path / "no/page.html")
+    with pytest.raises(RequestError, match="cannot be written"):
+        write_report(found, tmp_path)
+    with pytest.raises(RequestError, match="is not a run"):
+        app(["report", str(tmp_path)], standalone_mode=False)
