@@ -36,6 +36,22 @@ def head(run: RunRecord, settings: DirectionSettings) -> dict[str, Any]:
     }
 
 
+def groups(run: RunRecord, settings: Mapping[str, Any]) -> str:
+    """What A and B are, of a direction's settings as its card has them: `label 1 against 0`."""
+    if settings["positive"] is None:
+        a, b = run.job["data"]["contrast"]
+        return f"{a} against {b} of each row"
+    told = "not A" if settings["negative"] == "rest" else _values(settings["negative"])
+    return f"{settings['column'] or 'tokens'} {_values(settings['positive'])} against {told}"
+
+
+def _values(values: Any) -> str:
+    """Of a group: values of its column, or tokens with their spaces."""
+    if isinstance(values, dict):
+        return "/".join(map(repr, values["tokens"]))
+    return "nothing" if values is None else "/".join(values)
+
+
 def entry(
     settings: DirectionSettings, at: str, direction: Direction, basis: str, score: float | None
 ) -> dict[str, Any]:

@@ -181,9 +181,11 @@ def directions(run: Run) -> Shown:
     """Every direction of a run, mode by mode and name by name, and where each mode tells the groups apart best."""
     if not run.direction_results:
         raise RequestError(f"{run.path}: its job asks for no [[directions]]")
+    from harvest.cards import groups  # torch, which a run with directions needs anyway
+
     lines = []
     for result in run.direction_results:
-        lines.append(f"{result.name}: {_groups(run, result.card['settings'])}")
+        lines.append(f"{result.name}: {groups(run.record, result.card['settings'])}")
         rows: list[tuple[str, ...]] = [("mode", "at", "A", "B", "norm", "AUROC", "accuracy", "Cohen's d", "status")]
         for mode, found in result.found.items():
             rows += [_direction(mode, at, direction) for at, direction in found.items()]
@@ -192,22 +194,6 @@ def directions(run: Run) -> Shown:
             rows[1:] = [(*row[:-1], "ok") for row in rows[1:]]
         lines += [*_columns(rows), *([] if why is None else [why]), *_worth(result.card), ""]
     return Shown("\n".join(lines[:-1]), [result.card for result in run.direction_results])
-
-
-def _groups(run: Run, settings: Mapping[str, Any]) -> str:
-    """What A and B are."""
-    if settings["positive"] is None:
-        a, b = run.record.job["data"]["contrast"]
-        return f"{a} against {b} of each row"
-    told = "not A" if settings["negative"] == "rest" else _values(settings["negative"])
-    return f"{settings['column'] or 'tokens'} {_values(settings['positive'])} against {told}"
-
-
-def _values(values: Any) -> str:
-    """Of a group: values of its column, or tokens with their spaces."""
-    if isinstance(values, dict):
-        return "/".join(map(repr, values["tokens"]))
-    return "nothing" if values is None else "/".join(values)
 
 
 def _direction(mode: str, at: str, direction: Direction) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def _concept(run: Run, settings: DirectionSettings, result: Result, pieces: Sequ
     read = "" if settings.embedding is not None else str(result.card["settings"]["read"])
     return Concept(
         name=result.name,
-        groups=groups_of(run, result.card["settings"]),
+        groups=cards.groups(run.record, result.card["settings"]),
         read=read,
         entries=tuple(entries),
         best=best,
@@ -148,21 +148,6 @@ def _best(card: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Best]:
                 in_folds=told[mode, at]["cross_validated_auroc"],
                 shuffled=control.get("auroc"),
             )
-
-
-def groups_of(run: Run, settings: Mapping[str, Any]) -> str:
-    """What A and B are, of a direction's settings as its card has them."""
-    if settings["positive"] is None:
-        a, b = run.record.job["data"]["contrast"]
-        return f"A: {a}, B: {b} of each row"
-    b = "everything else" if settings["negative"] == "rest" else _values(settings["negative"])
-    return f"A: {settings['column'] or 'tokens'} {_values(settings['positive'])}, B: {b}"
-
-
-def _values(values: Any) -> str:
-    if isinstance(values, dict):
-        return " / ".join(map(repr, values["tokens"]))
-    return "nothing" if values is None else " / ".join(values)
 
 
 # ---- held-out examples -------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def _statistics(run: Run) -> pa.Table | None:
     if not run.complete:
         return statistics_table(run.statistics())
     try:
-        return pq.read_table(io.BytesIO(run.files.read(layout.STATISTICS)))
+        return pq.ParquetFile(io.BytesIO(run.files.read(layout.STATISTICS))).read()
     except (FileNotFoundError, pa.ArrowException, OSError) as error:
         raise DamageError(f"{run.files.url}/{layout.STATISTICS}: {' '.join(str(error).split())[:200]}") from None
 

@@ -141,8 +141,12 @@ def _commands(run: Run) -> Iterator[Line]:
     path = shlex.quote(run.path)
     if not run.complete:
         yield "go on where it ended, with the job file that made it", "harvest run JOB"
-    else:
-        yield "more of the same data, with the job file that made it", "harvest run JOB --set data.limit=N"
+    for key in ("limit", "max_tokens"):
+        if run.complete and (most := run.record.job["data"].get(key)) is not None:
+            yield (
+                "more of the same data, with the job file that made it",
+                f"harvest run JOB --set data.{key}={2 * most}",
+            )
     yield "read everything again and compare it with the ledger", f"harvest verify {path}"
     yield "harvest damaged shards again", f"harvest verify {path} --repair"
     if run.record.job["capture"]["store"]:

@@ -126,7 +126,7 @@ def test_the_figures_of_directions_are_those_of_the_card(folder: Path, facts: Fa
     card = json.loads((folder / "directions/tone.json").read_text())
     assert not isinstance(facts.concepts, str)
     (concept,) = facts.concepts
-    assert concept.groups == "A: label 1, B: 0"
+    assert concept.groups == "label 1 against 0"
     told = {(entry["mode"], entry["at"]): entry for entry in card["directions"]}
     assert len(concept.entries) == len(told) == 6
     for entry in concept.entries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_what_comes_from_the_data_stays_text_wherever_it_lands(tmp_path: Path) -
     found = check(page)
     assert found.of("img") == []
     assert "<script" not in page.read_text()
-    assert f"A: label {HOSTILE}" in found.text
+    assert f"A against B: label {HOSTILE} against 0" in found.text
     assert HOSTILE in found.text.replace("·", ""), "the document itself, token by token"
     assert f"m{HOSTILE}" in found.text, "the model's name"
 
@@ -159,7 +160,7 @@ def test_pairs_of_texts_are_told_apart(tmp_path: Path) -> None:
     direction = {"name": "tone", "modes": ["paired_rejection"], "holdout": 0.5}
     run(tmp_path / "run", rows, data={"contrast": ["good", "bad"]}, directions=[direction])
     found = check(tmp_path / "run/report.html")
-    assert "A: good, B: bad of each row" in found.text
+    assert "A against B: good against bad of each row" in found.text
     assert re.search(r"document \d+, variant 0, group A", found.text)
 
 
@@ -200,6 +201,17 @@ def test_damaged_rows_cost_a_section_and_not_the_page(tmp_path: Path) -> None:
     assert "statistics.parquet" in found.text
 
 
+def test_everything_beside_the_code_is_in_the_wheel() -> None:
+    root = Path(__file__).parents[2]
+    told = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    beside = {
+        path.relative_to(root).as_posix()
+        for path in (root / "harvest").rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert beside == {f"{package.replace('.', '/')}/{name}" for package, names in told.items() for name in names}
+
+
 def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run")
     (tmp_path / "run/report.html").unlink()
@@ -209,6 +221,13 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     told = json.loads(capsys.readouterr().out)
     assert told == {"report": str(tmp_path / "x.html"), "bytes": (tmp_path / "x.html").stat().st_size}
     check(tmp_path / "x.html")
+
+
+def test_the_next_command_lets_a_limit_grow_and_offers_none_without_one(tmp_path: Path) -> None:
+    run(tmp_path / "limited", data={"limit": 20})
+    assert "harvest run JOB --set data.limit=40" in check(tmp_path / "limited/report.html").text
+    run(tmp_path / "whole")
+    assert "harvest run" not in check(tmp_path / "whole/report.html").text
 
 
 def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
