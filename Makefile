@@ -11,6 +11,7 @@ demo: $(VENV)/demo-installed
 	$(BIN)/harvest run jobs/demo.toml
 	@echo
 	@echo "What is in it:          $(BIN)/harvest status runs/demo"
+	@echo "On one page:            runs/demo/report.html"
 	@echo "Read it all again:      $(BIN)/harvest verify runs/demo"
 	@echo "In Python:              $(BIN)/python -c \"import harvest; print(harvest.open('runs/demo')['residual.15'])\""
 	@echo "Your own data or model: jobs/demo.toml, with --set data.path=... --set model.name=..."

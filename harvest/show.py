@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harvest.errors import RequestError
 from harvest.stages import Stages, stages_of
+from harvest.store import layout
 
 if TYPE_CHECKING:
     from harvest.plan import Plan
@@ -77,6 +78,8 @@ def run(run: Run) -> Shown:
         ("speed", _speed(summary)),
         ("self-check", _self_check(summary["self_check"])),
     ]
+    if run.files.exists(layout.REPORT):
+        rows.append(("report", f"{run.files.url}/{layout.REPORT}"))
     if summary["span_documents"]:
         found = [f"{name}: {_plural(count, 'document')}" for name, count in summary["span_documents"].items()]
         rows.append(("spans", ", ".join(found)))

@@ -25,6 +25,8 @@ from harvest.store import layout
 
 SHARDS = 64
 """At most, evenly over the run, whose held-out examples are read."""
+MOST_ENTRIES = 1000
+"""In the table of every mode at every name."""
 DOCUMENTS = 3
 """Shown of either end."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harvest.errors import DamageError
 from harvest.reader import Run
 from harvest.report import words
 from harvest.report.positions import chosen_names
@@ -57,7 +59,7 @@ def overview(run: Run, summary: Mapping[str, Any]) -> Overview:
         versions=tuple(_versions(run, summary)),
         holds=tuple(_holds(run, summary)),
         skipped=tuple(skipped),
-        listed=tuple(_listed(run)),
+        listed=_listed(run),
         job=json.dumps(job, indent=1, ensure_ascii=False),
         commands=tuple(_commands(run)),
     )
@@ -124,17 +126,16 @@ def _holds(run: Run, summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str
         yield "documents with span", words.count(count), span
 
 
-def _listed(run: Run) -> Iterator[tuple[int, str]]:
-    """The first skipped documents; only tables of shards that have some are read."""
-    left = MOST_LISTED
+def _listed(run: Run) -> tuple[tuple[int, str], ...]:
+    """The first skipped documents; only tables of shards that have some are read, and torn ones passed over."""
+    found: list[tuple[int, str]] = []
     for record in run.shards:
-        if not record.skipped or left <= 0:
-            continue
-        path = f"{layout.attempt_path(record.attempt)}/{layout.DOCUMENTS}"
-        for row in StoredTable(run.files, path).read(["document", "status", "reason"]).to_pylist():
-            if row["status"] == "skipped" and left > 0:
-                left -= 1
-                yield row["document"], row["reason"]
+        if record.skipped and len(found) < MOST_LISTED:
+            path = f"{layout.attempt_path(record.attempt)}/{layout.DOCUMENTS}"
+            with contextlib.suppress(DamageError):
+                table = StoredTable(run.files, path).read(["document", "status", "reason"])
+                found += [(row["document"], row["reason"]) for row in table.to_pylist() if row["status"] == "skipped"]
+    return tuple(found[:MOST_LISTED])
 
 
 def _commands(run: Run) -> Iterator[Line]:

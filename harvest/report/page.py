@@ -16,7 +16,7 @@ from markupsafe import Markup
 import harvest
 from harvest.report import words
 from harvest.report.charts import Chart, Charts
-from harvest.report.concepts import Concept, Entry, Projected
+from harvest.report.concepts import MOST_ENTRIES, Concept, Entry, Projected
 from harvest.report.health import NameHealth, sites_of
 from harvest.report.overview import Overview
 from harvest.report.positions import PositionNorms
@@ -72,6 +72,7 @@ def page(facts: Facts) -> str:
         position_note=facts.positions if isinstance(facts.positions, str) else None,
         concepts=[_shown(charts, one, drawn=number < MOST_DRAWN) for number, one in enumerate(concepts)],
         concepts_note=facts.concepts if isinstance(facts.concepts, str) else None,
+        most_entries=MOST_ENTRIES,
         no_pieces=facts.no_pieces,
         variants=facts.variants,
     )

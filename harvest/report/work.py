@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harvest.errors import DamageError
 from harvest.reader import Run
 from harvest.stages import Stages, stages_of
 from harvest.store.layout import parse_attempt
@@ -47,7 +48,10 @@ def work(run: Run, summary: Mapping[str, Any]) -> Work:
             numbers.setdefault(parsed[1], []).append(parsed[2])
     stages, forward = stages_of(run.shards), summary["seconds"].get("forward", 0.0)
     committed = {record.shard.key for record in run.shards}
-    holder = read_holder(run.files)
+    try:
+        holder = read_holder(run.files)
+    except DamageError:  # whoever runs next will say so
+        holder = None
     failed = {} if holder is None else holder.failed
     errors = sorted(summary["self_check"].items(), key=lambda item: -item[1])
     busy = sorted(summary["seconds"].items(), key=lambda item: -item[1])

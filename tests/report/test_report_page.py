@@ -191,14 +191,23 @@ def test_a_run_elsewhere_has_its_page_there(tmp_path: Path) -> None:
 
 
 def test_damaged_rows_cost_a_section_and_not_the_page(tmp_path: Path) -> None:
-    run(tmp_path / "run", directions=[DIRECTION])
-    for path in (tmp_path / "run/shards").glob("*/tokens.parquet"):
+    run(tmp_path / "run", [*records(), {"text": None, "label": "0"}], data={"on_bad": "skip"}, directions=[DIRECTION])
+    for path in (tmp_path / "run/shards").glob("*/*.parquet"):
         path.unlink()
+    (tmp_path / "run/coordinator.json").write_text("torn")
     (tmp_path / "run/statistics.parquet").write_bytes(b"torn")
     write_report(harvest.open(tmp_path / "run"), tmp_path / "page.html")
     found = check(tmp_path / "page.html")
     assert "tokens.parquet: missing" in found.text
     assert "statistics.parquet" in found.text
+    assert "Skipped documents" in found.text
+
+
+def test_a_table_of_very_many_directions_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harvest.report.page.MOST_ENTRIES", 4)
+    run(tmp_path / "run", directions=[DIRECTION])
+    found = check(tmp_path / "run/report.html")
+    assert "The first 4 of 6 directions" in found.text
 
 
 def test_everything_beside_the_code_is_in_the_wheel() -> None:

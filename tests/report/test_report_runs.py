@@ -9,6 +9,7 @@ from plainrun import snapshot
 from reportcase import DIRECTION, parse, records, run
 
 import harvest
+from harvest import show
 from harvest.report import write
 from harvest.runtime import coordinate
 from harvest.verify import verify_run
@@ -18,6 +19,7 @@ def test_a_finished_run_has_its_report_and_nothing_calls_it_foreign(tmp_path: Pa
     run(tmp_path / "run", directions=[DIRECTION])
     assert "complete" in parse(tmp_path / "run/report.html").text
     assert verify_run(tmp_path / "run").findings == ()
+    assert f"report      {tmp_path}/run/report.html" in show.run(harvest.open(tmp_path / "run")).text.splitlines()
 
 
 def test_a_second_run_changes_nothing_and_writes_the_report_where_it_is_missing(tmp_path: Path) -> None:
