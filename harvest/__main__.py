@@ -38,13 +38,35 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 @app.command()
-def plan(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
+def plan(
+    job: JobFile,
+    overrides: Overrides = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Harvest half a minute of it, keep nothing, say how long all takes.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="With --calibrate: for so many workers; the job's.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Says what a job will do and need, without running the model; refuses what `run` would refuse."""
     request = _request(job, overrides)
     from harvest import show
+
+    if workers is not None and not calibrate:
+        from harvest.errors import RequestError
+
+        raise RequestError(f"--workers {workers}: how they do is known from --calibrate alone; add it")
     from harvest.runtime.coordinate import plan_run
 
-    _print(show.plan(plan_run(request)), json)
+    shown = show.plan(found := plan_run(request))
+    if calibrate:
+        from harvest.calibrate import calibrate as measure
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        measured = measure(found, workers, begin=_BEGIN)
+        shown = show.Shown(f"{shown.text}\n\n{measured.text}", {**shown.data, "calibration": measured.data()})
+    _print(shown, json)
 
 
 @app.command()

@@ -128,8 +128,8 @@ class Stages:
         return self.stages["forward"].busy / self.worker_seconds
 
     @property
-    def text(self) -> str:
-        """For people: a table, how the workers began, and what limits."""
+    def table(self) -> list[str]:
+        """For people: the lines of a table."""
         rows: list[tuple[str, ...]] = [("stage", "busy", "of the time", "waited before", "waited behind")]
         for name, stage in self.stages.items():
             waits = ("" if seconds is None else in_words(seconds) for seconds in (stage.before, stage.behind))
@@ -137,7 +137,12 @@ class Stages:
         for name, seconds in (("other", self.other), ("worker", self.worker_seconds)):
             rows.append((name, in_words(seconds), self._share(seconds), "", ""))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+    @property
+    def text(self) -> str:
+        """The table, how the workers began, and what limits."""
+        lines = self.table
         if self.starts:
             parts = [("the model", self.load), ("self-check", self.check)]
             told = ", ".join(f"{what} {in_words(seconds)}" for what, seconds in parts if seconds)
