@@ -31,6 +31,8 @@ INK, GRID, *SERIES = [f"#0a0b{number:02x}" for number in range(10)]
 MARKERS = "osD^vPX*"
 BANDS = ((0.01, 0.99, 0.12), (0.05, 0.95, 0.16), (0.25, 0.75, 0.22))
 """Shares of rows between which a band lies, and how dark it is."""
+STEPS = (1, 2, 4, 5, 10, 20, 50, 100)
+"""Layers from one tick to the next."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -167,7 +169,8 @@ def _layers(axes: Axes, layers: Sequence[int]) -> None:
     axes.set_xlabel("layer")
     ticks = sorted(set(layers))
     low, high = ticks[0], ticks[-1]
-    axes.set_xticks(ticks if len(ticks) <= 8 else range(low, high + 1, -(-(high - low) // 8)))
+    step = next((step for step in STEPS if step * 8 >= high - low), STEPS[-1])
+    axes.set_xticks(ticks if len(ticks) <= 8 else range(low, high + 1, step))
     if low == high:
         axes.set_xlim(low - 1, low + 1)
 

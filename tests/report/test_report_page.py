@@ -119,6 +119,13 @@ def test_one_name_and_one_layer_are_enough(tmp_path: Path) -> None:
     assert len(found.of("svg")) == 4
 
 
+def test_too_few_held_out_examples_are_said_and_not_drawn(tmp_path: Path) -> None:
+    run(tmp_path / "run", records(20), directions=[{**DIRECTION, "holdout": 0.2}])
+    found = check(tmp_path / "run/report.html")
+    assert "There are no held-out figures: too few held out" in found.text
+    assert not any("AUROC" in at["aria-label"] for at in found.of("svg"))
+
+
 def test_names_outside_all_layers_are_in_the_table(tmp_path: Path) -> None:
     run(tmp_path / "run", capture={"sites": ["embedding", "final_norm", "module:model.layers.0.mlp"]})
     found = check(tmp_path / "run/report.html")
