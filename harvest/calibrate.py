@@ -22,10 +22,12 @@ from harvest.config import Job
 from harvest.errors import RequestError, WorkError
 from harvest.estimate import PROBE_DOCUMENTS
 from harvest.plan import Plan
+from harvest.reader import open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
 from harvest.runtime.coordinate import run_record
 from harvest.runtime.executor import cluster_address
+from harvest.runtime.finish import report_after_run
 from harvest.runtime.inline import run_inline
 from harvest.runtime.progress import Silent
 from harvest.runtime.schedule import Schedule
@@ -75,7 +77,7 @@ class Calibration:
     start: float
     """Until the first forward, as here."""
     end: float
-    """Merging sums and finding directions, as here."""
+    """Merging sums, finding directions and writing the report, as here."""
     costs: Costs
     found: Prediction
 
@@ -154,10 +156,7 @@ def calibrate(plan: Plan, workers: int | None = None, *, begin: float, seconds: 
         per_second = warm.tokens / max(1e-9, warm.stages.worker_seconds - warm.stages.check)
         files = place("part")
         _, measured = _harvest(plan, model, files, _most(plan, round(left * per_second)), time.monotonic())
-        before = time.monotonic()
-        Ledger(files).create_run(run_record(plan))
-        write_results(files)
-        end = time.monotonic() - before
+        end = _end(plan, files)
     costs = _costs(measured)
     count = _workers(plan, workers)
     per_node, elsewhere = _per_node(plan, count)
@@ -230,6 +229,15 @@ def _harvest(plan: Plan, model: Any, files: Files, tokens: int, begin: float) ->
             Ledger(files).remove(record.shard.key)
         tokens *= 2
     raise WorkError(f"--calibrate: nothing to run among the first {tokens:,} tokens")
+
+
+def _end(plan: Plan, files: Files) -> float:
+    """Seconds that merging, directions and the report take of the part; of groups that it has no examples of, none."""
+    before = time.monotonic()
+    Ledger(files).create_run(run_record(plan))
+    write_results(files)
+    report_after_run(open_run(files), Silent(), plan.tokeniser.pieces)
+    return time.monotonic() - before
 
 
 def _schedule(plan: Plan, tokens: int) -> Schedule:

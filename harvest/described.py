@@ -42,6 +42,8 @@ class Described:
 
 
 def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Described:
+    if model is None:
+        _refuse_layers(job)
     # torch and transformers take seconds: only once the request is plausible
     from harvest.model import (
         adapter,
@@ -92,6 +94,15 @@ def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Descri
             **({} if job.model.adapter is None else {"adapter": fingerprint.of_adapter(job.model.adapter)}),
         },
     )
+
+
+def _refuse_layers(job: Job) -> None:
+    """The commonest of the wrong settings that depend on the model."""
+    from harvest.model import checkpoint, sites
+
+    told = checkpoint.layers_told(job.model.name, job.model.revision)
+    if told is not None:
+        sites.resolve_layers(job.capture.layers, told)
 
 
 def refuse_loading(job: Job) -> None:
