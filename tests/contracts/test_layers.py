@@ -69,6 +69,7 @@ LEVELS = {
     "verify": 6,
     "repair": 6,
     "show": 6,
+    "forecast": 6,
     "calibrate": 6,
     "schemas": 6,
     "__main__": 7,

@@ -18,10 +18,10 @@ from runcase import jsonl
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
-from harvest import calibrate as calibration
 from harvest.__main__ import _status
-from harvest.calibrate import Calibration, calibrate
+from harvest.calibrate import calibrate
 from harvest.errors import RequestError, WorkError
+from harvest.forecast import Forecast, cores
 from harvest.model.capture import Capture
 from harvest.runtime.coordinate import plan_run
 from harvest.stages import stages_of
@@ -52,7 +52,7 @@ def job(place: Path, tmp_path: Path) -> Path:
     return job_file(place, tmp_path)
 
 
-def calibrated(job: Path, workers: int | None = None, seconds: float = 0.2) -> Calibration:
+def calibrated(job: Path, workers: int | None = None, seconds: float = 0.2) -> Forecast:
     return calibrate(plan_run(job), workers, begin=time.monotonic(), seconds=seconds)
 
 
@@ -101,9 +101,7 @@ def test_the_whole_is_predicted_from_the_part_as_a_run_then_measures_it(job: Pat
 def test_more_workers_share_the_tokens_and_the_cores_of_their_machine(job: Path) -> None:
     one, four = calibrated(job, 1), calibrated(job, 4)
     assert (one.found.nodes, four.found.nodes) == (1, 1), "without an address all are on this machine"
-    assert four.found.lines["the cores of a node"] == pytest.approx(
-        four.costs.cores * (four.tokens or 0) / calibration.resolve_cores()
-    )
+    assert four.found.lines["the cores of a node"] == pytest.approx(four.costs.cores * (four.tokens or 0) / cores())
     assert four.found.lines["reading and tokenising"] == pytest.approx(four.costs.read * (four.tokens or 0) / 4)
 
 
