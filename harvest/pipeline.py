@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,6 +110,8 @@ class Pipeline:
             read_dtype(plan.resolved.store_dtype),
             pinned=plan.resolved.device == "cuda",
         )
+        self._team = ThreadPoolExecutor(plan.resolved.threads, "harvest-reduce")
+        """While it works, the forward waits: together they keep as many cores busy as one of them."""
         self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
         self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
         self._checked = False
@@ -244,6 +246,7 @@ class Pipeline:
             attempt=attempt_name(assignment.shard.key, self.life, assignment.attempt),
             still_mine=self.watch.still_mine,
             embedded=self._embedded(assignment.shard),
+            team=self._team,
         )
 
     def _embedded(self, shard: Shard) -> Mapping[str, KeptExamples]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,11 @@ class ShardWork:
         attempt: str,
         still_mine: Callable[[], None],
         embedded: Mapping[str, KeptExamples],
+        team: Executor,
     ) -> None:
         """`embedded`: directions between tokens that this shard holds. `still_mine` is asked before each object that is
-        written, and raises when it must not be."""
-        self._plan, self._reductions = plan, reductions
+        written, and raises when it must not be. `team`: reduces names side by side."""
+        self._plan, self._reductions, self._team = plan, reductions, team
         self._text, self.shard, self.attempt = text, assignment.shard, attempt
         self._embedded = embedded
         self._states: Sums = [{str(name): part.zero() for name in plan.names} for part in reductions]
@@ -115,15 +117,16 @@ class ShardWork:
         at, rows = self._stored(window, rows)
         tokens = self._text.tokens
         special, document, position = tokens.special[at], tokens.document[at], tokens.position[at]
-        return [
-            {
-                name: reduction.update(
-                    states[name], Block(rows=block, special=special, document=document, position=position)
-                )
-                for name, block in rows.items()
-            }
-            for reduction, states in zip(self._reductions, self._states)
-        ]
+        blocks = {
+            name: Block(rows=block, special=special, document=document, position=position)
+            for name, block in rows.items()
+        }
+
+        def add(reduction: Reduction[Any], states: Mapping[str, Any]) -> dict[str, Any]:
+            names = self._team.map(lambda name: reduction.update(states[name], blocks[name]), blocks)
+            return dict(zip(blocks, names))
+
+        return [add(reduction, states) for reduction, states in zip(self._reductions, self._states)]
 
     def _stored(self, window: SortWindow, rows: Rows) -> tuple[slice, Rows]:
         """Where the window's stored rows lie in the shard, and themselves; a copy only where not all are stored."""

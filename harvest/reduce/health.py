@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from harvest.reduce.base import Block
+from harvest.reduce.scripted import scripted
 
 BLOCK_VALUES = 2**15 - 1
 """Small enough for one core; see moments.py."""
@@ -43,11 +44,8 @@ class Health:
         rows = block.rows
         if not rows.numel():
             return state
-        if rows.device.type == "cpu":
-            step = max(1, BLOCK_VALUES // rows.shape[1])
-            norms = torch.cat([torch.linalg.vector_norm(part, dim=1) for part in torch.split(rows, step)])
-        else:
-            norms = torch.linalg.vector_norm(rows, dim=1)
+        step = max(1, BLOCK_VALUES // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
+        norms = scripted(row_norms, rows.device)(rows, step)
         # A norm of 0 or inf may also be an under- or overflow: such rows are looked at value by value.
         odd = rows[(norms == 0) | ~torch.isfinite(norms)]
         bad = ~torch.isfinite(odd)
@@ -74,3 +72,12 @@ class Health:
     def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> HealthState:
         """The inverse of `arrays`."""
         return HealthState(**dict(zip(FIELDS, arrays["counts"].tolist(), strict=True)))
+
+
+def row_norms(rows: torch.Tensor, step: int) -> torch.Tensor:
+    """Lengths [n] of the rows [n, d], `step` rows at a time."""
+    norms = torch.empty([rows.size(0)], dtype=rows.dtype, device=rows.device)
+    for start in range(0, rows.size(0), step):
+        stop = min(rows.size(0), start + step)
+        torch.norm(rows[start:stop], 2, [1], False, out=norms[start:stop])
+    return norms

@@ -9,6 +9,7 @@ import torch
 
 from harvest.reduce import histogram
 from harvest.reduce.histogram import Histogram
+from harvest.reduce.scripted import scripted
 
 BLOCK_VALUES = {"cpu": 2**15 - 1, "cuda": 2**24}
 """Values of a block. On a CPU its float64 copy (256 KiB) stays in the cache through all passes, and one value more
@@ -134,31 +135,48 @@ class _BlockSums:
 
 
 def _block_sums(rows: torch.Tensor, index: np.ndarray, step: int) -> _BlockSums:
-    """One visit to every block of `step` rows: to float64, extremes, norms, mean, centre, squares. Nothing
-    overflows on the way: float64 holds the square of every float32."""
-    n, d = len(index), rows.shape[1]
-    count = -(-n // step)
-    wide = torch.empty((min(step, n), d), dtype=torch.float64, device=rows.device)
-    norms, means, m2s = wide.new_empty(n), wide.new_empty((count, d)), wide.new_empty((count, d))
-    lows, highs = rows.new_empty(count), rows.new_empty(count)
-    blocks = (_pick(rows, index[start : start + step]) for start in range(0, n, step))
-    views = zip(
-        blocks, lows.unbind(), highs.unbind(), torch.split(norms, step), means.unbind(), m2s.unbind(), strict=True
-    )
-    for block, low, high, norm, mean, m2 in views:
-        x = wide[: len(block)]
-        x.copy_(block)
-        torch.aminmax(block, out=(low, high))
-        torch.linalg.vector_norm(x, dim=1, out=norm)
-        torch.sum(x, dim=0, out=mean)
-        mean.div_(len(block))
-        x.sub_(mean)
-        x.square_()
-        torch.sum(x, dim=0, out=m2)
+    n, count = len(index), -(-len(index) // step)
+    visit = scripted(visit_blocks, rows.device)
+    means, m2s, norms, lowest, highest = visit(rows, torch.from_numpy(index).to(rows.device), step)
     sizes = np.full(count, float(step))
     sizes[-1] = n - step * (count - 1)
-    lowest, highest = float(lows.min()), float(highs.max())  # NaN where any block holds one
-    return _BlockSums(sizes, means.cpu().numpy(), m2s.cpu().numpy(), norms.cpu().numpy(), lowest, highest)
+    return _BlockSums(sizes, means.cpu().numpy(), m2s.cpu().numpy(), norms.cpu().numpy(), float(lowest), float(highest))
+
+
+def visit_blocks(
+    rows: torch.Tensor, index: torch.Tensor, step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One visit to every block of `step` of the rows [n, d] at the rising int64 indices [k].
+
+    Means and summed squared deviations of each block (float64 [blocks, d]), norms (float64 [k]), and the smallest and
+    largest value, NaN where a block holds one. Nothing overflows on the way: float64 holds the square of every float32.
+    """
+    n, d = index.size(0), rows.size(1)
+    count = (n + step - 1) // step
+    wide = torch.empty([min(step, n), d], dtype=torch.float64, device=rows.device)
+    norms = torch.empty([n], dtype=torch.float64, device=rows.device)
+    means = torch.empty([count, d], dtype=torch.float64, device=rows.device)
+    m2s = torch.empty([count, d], dtype=torch.float64, device=rows.device)
+    lows = torch.empty([count], dtype=rows.dtype, device=rows.device)
+    highs = torch.empty([count], dtype=rows.dtype, device=rows.device)
+    for i in range(count):
+        start, stop = i * step, min(n, (i + 1) * step)
+        first, last = int(index[start]), int(index[stop - 1])
+        if last - first + 1 == stop - start:  # no gap, as mostly
+            block = rows[first : last + 1]
+        else:
+            block = torch.index_select(rows, 0, index[start:stop])
+        x = wide[: stop - start]
+        x.copy_(block)
+        low, high = torch.aminmax(block)
+        lows[i], highs[i] = low, high
+        torch.norm(x, 2, [1], False, out=norms[start:stop])
+        mean = torch.sum(x, [0]) / (stop - start)
+        means[i] = mean
+        x.sub_(mean)
+        x.square_()
+        m2s[i] = torch.sum(x, [0])
+    return means, m2s, norms, lows.min(), highs.max()
 
 
 def merge(a: RowSums, b: RowSums) -> RowSums:
