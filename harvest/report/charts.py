@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from harvest.report.concepts import Entry, Projected
 from harvest.report.health import NameHealth
 from harvest.report.positions import PositionNorms
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache where ours should be the last word
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # while it is imported it tells where it keeps its fonts
+
+import matplotlib  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: E402
 
 INCHES = (4.6, 2.9)
 WIDE = 30.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,20 @@ def test_a_mended_run_has_a_new_report(tmp_path: Path) -> None:
     (tmp_path / "run/statistics.parquet").unlink()
     repair_run(tmp_path / "run")
     assert "complete" in parse(tmp_path / "run/report.html").text
+
+
+def test_matplotlib_says_nothing_where_it_has_no_home(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "MPL"))}
+    done = subprocess.run(
+        [sys.executable, "-c", "import harvest.report.charts"],
+        env={**kept, "HOME": str(tmp_path / "file")},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'matplotlib'"), OSError(28, "No space left")])
