@@ -52,6 +52,20 @@ def _values(values: Any) -> str:
     return "nothing" if values is None else "/".join(values)
 
 
+def added(check: Mapping[str, Any]) -> str:
+    """What adding a direction does to the logits of the answers, as its card has it."""
+    if check["reason"] is not None:
+        return f"added: not tried, {check['reason']}"
+    a, b = (f"{check[letter]['before']:.2f} -> {check[letter]['after']:.2f}" for letter in "AB")
+    moved = [check[letter]["after"] - check[letter]["before"] for letter in "AB"]
+    way = "the right way" if check["right_way"] else "the wrong way"
+    documents = f"{check['documents']:,} document{'' if check['documents'] == 1 else 's'}"
+    return (
+        f"added at {check['at']}: logits of A's answers {a}, of B's {b} at the ends of {documents}; "
+        f"A gains {moved[0] - moved[1]:+.2f} on B, {way}"
+    )
+
+
 def entry(
     settings: DirectionSettings, at: str, direction: Direction, basis: str, score: float | None
 ) -> dict[str, Any]:

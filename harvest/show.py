@@ -224,6 +224,8 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _worth(card: Mapping[str, Any]) -> list[str]:
     """Which name to take, chosen without the held-out examples, and what shuffled labels reach there."""
+    from harvest.cards import added
+
     lines = []
     wrong = card["directions"][0]["counts"]["wrong"]
     if any(wrong):
@@ -235,20 +237,7 @@ def _worth(card: Mapping[str, Any]) -> list[str]:
         shuffled = "" if control["auroc"] is None else f"; with shuffled labels {control['auroc']:.2f}"
         score = next(e["cross_validated_auroc"] for e in card["directions"] if (e["mode"], e["at"]) == (mode, at))
         lines.append(f"  best of {mode}: {at} (AUROC {score:.2f} in folds of the training examples{shuffled})")
-    return lines + [_added(mode, check) for mode, check in (card["check"] or {}).items()]
-
-
-def _added(mode: str, check: Mapping[str, Any]) -> str:
-    """What adding a direction does to the logits of the answers."""
-    if check["reason"] is not None:
-        return f"  {mode} added: not tried, {check['reason']}"
-    a, b = (f"{check[letter]['before']:.2f} -> {check[letter]['after']:.2f}" for letter in "AB")
-    moved = [check[letter]["after"] - check[letter]["before"] for letter in "AB"]
-    way = "the right way" if check["right_way"] else "the wrong way"
-    return (
-        f"  {mode} added at {check['at']}: logits of A's answers {a}, of B's {b} at the ends of "
-        f"{_plural(check['documents'], 'document')}; A gains {moved[0] - moved[1]:+.2f} on B, {way}"
-    )
+    return lines + [f"  {mode} {added(check)}" for mode, check in (card["check"] or {}).items()]
 
 
 def _below(spent: Stages | None) -> str:

@@ -89,6 +89,8 @@ class Concept:
     read: str
     entries: tuple[Entry, ...]
     best: tuple[Best, ...]
+    checks: tuple[tuple[str, str], ...]
+    """(Mode, what adding its direction does to the model's answers), where the job asks."""
     projected: Projected | str
     """Or why there is nothing to show."""
 
@@ -117,6 +119,7 @@ def _concept(run: Run, settings: DirectionSettings, result: Result, pieces: Sequ
         read=read,
         entries=tuple(entries),
         best=best,
+        checks=tuple((mode, cards.added(check)) for mode, check in (result.card["check"] or {}).items()),
         projected=projected,
     )
 

@@ -126,6 +126,15 @@ def test_too_few_held_out_examples_are_said_and_not_drawn(tmp_path: Path) -> Non
     assert not any("AUROC" in at["aria-label"] for at in found.of("svg"))
 
 
+def test_what_adding_a_direction_does_is_told(tmp_path: Path) -> None:
+    direction = {**DIRECTION, "modes": ["mean_difference"], "check": 6}
+    run(tmp_path / "run", answers={"1": "p", "0": "q"}, directions=[direction])
+    found = check(tmp_path / "run/report.html")
+    card = json.loads((tmp_path / "run/directions/tone.json").read_text())["check"]["mean_difference"]
+    told = f"mean_difference added at {card['at']}: logits of A's answers {card['A']['before']:.2f} -> "
+    assert told in found.text
+
+
 def test_names_outside_all_layers_are_in_the_table(tmp_path: Path) -> None:
     run(tmp_path / "run", capture={"sites": ["embedding", "final_norm", "module:model.layers.0.mlp"]})
     found = check(tmp_path / "run/report.html")
