@@ -145,7 +145,7 @@ class Stages:
         lines = self.table
         if self.starts:
             parts = [("the model", self.load), ("self-check", self.check)]
-            told = ", ".join(f"{what} {in_words(seconds)}" for what, seconds in parts if seconds)
+            told = ", ".join(f"{what} {in_words(seconds)}" for what, seconds in parts if seconds >= 0.005)
             mean = f", mean of {self.starts} workers" if self.starts > 1 else ""
             lines += ["", f"start   first forward after {in_words(self.start)}{f' ({told})' if told else ''}{mean}"]
         return "\n".join([*lines, f"limit   {self.why}"])

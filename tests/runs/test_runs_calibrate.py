@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from plainrun import snapshot
 from runcase import jsonl
+from s3server import s3_server
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
@@ -168,6 +169,19 @@ def test_at_a_url_the_part_lies_beside_the_run_and_goes_with_the_measuring(tmp_p
     found = calibrate(plan_run(settings), begin=time.monotonic(), seconds=0.1)
     assert found.measured.tokens > 0
     assert list(open_files("memory://bucket").list()) == []
+
+
+def test_in_a_bucket_the_part_goes_with_the_measuring_and_the_bucket_keeps_what_was_there(
+    tmp_path: Path, place: Path
+) -> None:
+    with s3_server() as server:
+        bucket = open_files(f"s3://{server.bucket}", server.storage)
+        assert bucket.create("run.calibrated/notes.txt", b"mine")
+        run = {"path": f"s3://{server.bucket}/run", "threads": 1, "storage": server.storage}
+        settings = {**_tables(job_file(place, tmp_path)), "run": run}
+        found = calibrate(plan_run(settings), begin=time.monotonic(), seconds=0.1)
+        assert found.measured.bytes > 0
+        assert [path for path, _ in bucket.list()] == ["run.calibrated/notes.txt"]
 
 
 def test_a_run_whose_folders_do_not_exist_yet_gets_none_from_a_calibration(tmp_path: Path, place: Path) -> None:
