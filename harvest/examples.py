@@ -15,15 +15,15 @@ import torch
 from harvest.buffers import Rows
 from harvest.logits import ShardLogits
 from harvest.records import ShardExamples, ShardText, SortWindow
-from harvest.reduce.concepts import COARSEST, Concepts, ConceptState
+from harvest.reduce.concepts import COARSEST, ConceptState
 from harvest.reduce.labels import Labels, make_labels, order_pairs
 from harvest.reduce.pool import DocumentPool
 from harvest.reduce.project import Projection
 from harvest.reduce.sample import ExampleKeys, held_out, join_keys, smallest
+from harvest.reduce.stacked import update_all
 from harvest.settings.direction import DirectionSettings
 
 EXAMPLES = ("whitened", "pca", "leace", "logistic")
-_SUMS = Concepts()
 
 
 def labelled(name: str, label: str) -> str:
@@ -72,7 +72,7 @@ class _Reading:
         self._waiting: list[tuple[np.ndarray, Mapping[str, torch.Tensor]]] = []
         """Examples and states whose answers are not known yet."""
         self.keys = keys_of(settings, found, before)
-        self.states: dict[str, ConceptState] = {name: _SUMS.zero() for name in widths}
+        self.states: dict[str, ConceptState] = {name: ConceptState() for name in widths}
         has = np.zeros(len(found), bool)
         has[found.owner] = True
         self._with_rows, self._without = np.flatnonzero(has), np.flatnonzero(~has)
@@ -163,11 +163,11 @@ class _Reading:
         copied = torch.from_numpy(np.flatnonzero(place >= 0))
         training = np.flatnonzero(~self.keys.held_out[examples])
         labels, index = self._labels(examples[training]), torch.from_numpy(training)
-        for name, block in states.items():
-            if len(copied):
+        if len(copied):
+            for name, block in states.items():
                 self.kept[name][place[place >= 0]] = block.index_select(0, copied).to(torch.float32).numpy()
-            if len(training):
-                self.states[name] = _SUMS.update(self.states[name], block.index_select(0, index), labels, COARSEST)
+        rows = {name: block.index_select(0, index) for name, block in states.items()}
+        self.states = update_all(self.states, rows, labels, COARSEST)
 
     def _labels(self, examples: np.ndarray) -> Labels:
         pair = self.keys.pair

@@ -80,11 +80,13 @@ class Concepts:
         `resolution`: rounding step of what the rows were made from, where that is coarser than theirs. Raises
         RequestError for a pair's third row.
         """
-        return self.merge(state, _block_state(rows.detach().cpu(), labels, resolution)) if len(labels) else state
+        return self.merge(state, block_state(rows.detach().cpu(), labels, resolution)) if len(labels) else state
 
     def merge(self, first: ConceptState, second: ConceptState) -> ConceptState:
         """The state of both; pairs that come together now are added. Raises RequestError for a pair's third row."""
-        return self.merge_all((first, second))
+        total = ConceptTotal(first)
+        total.add(second)
+        return total.state()
 
     def merge_all(self, states: Iterable[ConceptState]) -> ConceptState:
         """The bits of merging one state after the other; each is read once and may then be forgotten."""
@@ -152,15 +154,19 @@ class ConceptTotal:
     Holds one state's means, the keys of all pairs and the members that still wait for their partner.
     """
 
-    def __init__(self) -> None:
-        self._sums, self._waiting, self._done = ConceptState(), dict[str, Waiting](), set[str]()
+    def __init__(self, start: ConceptState | None = None) -> None:
+        start = start or ConceptState()
+        self._sums = replace(start, waiting={}, done=frozenset())
+        self._waiting, self._done = dict(start.waiting), set(start.done)
 
     def add(self, state: ConceptState) -> None:
         """The next state. Raises RequestError for a pair's third row."""
         _refuse_repeats(state, self._waiting, self._done)
         met = [(key, member) for key, member in state.waiting.items() if key in self._waiting]
-        sums = _added(self._sums, state)
-        self._sums = _added(sums, _met([(self._waiting.pop(key), member) for key, member in met], sums.resolution))
+        self._sums = _added(self._sums, state)
+        if met:
+            pairs = [(self._waiting.pop(key), member) for key, member in met]
+            self._sums = _added(self._sums, _met(pairs, self._sums.resolution))
         self._done.update(state.done, (key for key, _ in met))
         self._waiting.update((key, member) for key, member in state.waiting.items() if key not in self._done)
 
@@ -169,7 +175,13 @@ class ConceptTotal:
         return replace(self._sums, waiting=dict(self._waiting), done=frozenset(self._done))
 
 
-def _block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptState:
+def resolution_of(dtype: torch.dtype, coarser: float = 0.0) -> float:
+    """Rounding step of states of a dtype, relative to 1; `coarser` where they were made from something coarser."""
+    return max(coarser, min(torch.finfo(dtype).eps, COARSEST))
+
+
+def block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptState:
+    """The state of rows [n, d] alone; `coarser` as in `Concepts.update`."""
     finite, group, weight = usable(rows), labels.group, labels.weight
     good = finite if labels.right is None else finite & labels.right
     if labels.pair is None:
@@ -180,29 +192,31 @@ def _block_state(rows: torch.Tensor, labels: Labels, coarser: float) -> ConceptS
         complete = good[labels.a] & good[labels.b]
         a = ina = labels.a[complete]
         b = inb = labels.b[complete]
-    resolution = max(coarser, min(torch.finfo(rows.dtype).eps, COARSEST))
+    resolution = resolution_of(rows.dtype, coarser)
     rest, degenerate, parallel = _rejections(rows, ina, inb, (weight[ina] + weight[inb]) / 2, resolution)
     return ConceptState(
         a=weighted(rows, a, weight[a]),
         b=weighted(rows, b, weight[b]),
         rest=rest,
-        excluded=_of_groups(~finite, group),
-        wrong=_of_groups(finite & ~good, group),
+        excluded=of_groups(~finite, group),
+        wrong=of_groups(finite & ~good, group),
         unknown=int((group == UNKNOWN).sum()),
         dropped=int((~complete).sum()),
         degenerate=degenerate,
         parallel=parallel,
         resolution=resolution,
-        waiting=_waiting(rows, labels, good),
+        waiting=waiting_of(rows, labels, good),
         done=frozenset(labels.pair[row] for row in labels.a.tolist()) if labels.pair is not None else frozenset(),
     )
 
 
-def _of_groups(which: np.ndarray, group: np.ndarray) -> tuple[int, int]:
+def of_groups(which: np.ndarray, group: np.ndarray) -> tuple[int, int]:
+    """How many of A and of B."""
     return int((which & (group == A)).sum()), int((which & (group == B)).sum())
 
 
-def _waiting(rows: torch.Tensor, labels: Labels, good: np.ndarray) -> dict[str, Waiting]:
+def waiting_of(rows: torch.Tensor, labels: Labels, good: np.ndarray) -> dict[str, Waiting]:
+    """Members of pairs whose partner is not among the rows; `good` bool [n] can be used."""
     if labels.pair is None or not len(labels.alone):
         return {}
     # Every smaller dtype fits into float32 exactly

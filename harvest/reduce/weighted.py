@@ -72,20 +72,24 @@ def blocks(rows: torch.Tensor, index: np.ndarray) -> Iterator[tuple[slice, np.nd
 
 
 def weighted_block(x: np.ndarray, weight: np.ndarray) -> WeightedRows:
-    """Sums over a few rows float64 [k, d] at once."""
-    total = float(weight.sum())
+    """Sums over a few rows float64 [n, d] at once."""
+    return weighted_stack(x[None], weight)[0]
+
+
+def weighted_stack(x: np.ndarray, weight: np.ndarray) -> list[WeightedRows]:
+    """Sums over a few rows float64 [k, n, d] at each of k names, which weigh the same everywhere."""
+    total, (_, n, d) = float(weight.sum()), x.shape
     if not total:
-        return WeightedRows(rows=len(x), weight=0.0, squares=0.0, mean=np.zeros(x.shape[1]), spread=0.0)
+        return [WeightedRows(rows=n, weight=0.0, squares=0.0, mean=np.zeros(d), spread=0.0) for _ in x]
     # einsum and no matrix product: the threads of a BLAS would show in the bits
-    mean = np.einsum("i,ij->j", weight, x) / total
-    away = x - mean
-    return WeightedRows(
-        rows=len(x),
-        weight=total,
-        squares=float((weight * weight).sum()),
-        mean=mean,
-        spread=float((weight * np.einsum("ij,ij->i", away, away)).sum()),
-    )
+    means = np.einsum("i,kij->kj", weight, x) / total
+    away = x - means[:, None]
+    spreads = (weight * np.einsum("kij,kij->ki", away, away)).sum(axis=1)
+    squares = float((weight * weight).sum())
+    return [
+        WeightedRows(rows=n, weight=total, squares=squares, mean=mean.copy(), spread=spread)
+        for mean, spread in zip(means, spreads.tolist())
+    ]
 
 
 def merge(a: WeightedRows, b: WeightedRows) -> WeightedRows:
@@ -123,8 +127,8 @@ def norm(vector: np.ndarray) -> float:
 
 
 def norms(x: np.ndarray) -> np.ndarray:
-    """Lengths of the rows float64 [n, d], as float64 [n]."""
-    scale = np.abs(x).max(axis=1, initial=0.0)
-    unit = x / np.where(scale > 0, scale, 1.0)[:, None]
-    found: np.ndarray = scale * np.sqrt(np.einsum("ij,ij->i", unit, unit))
+    """Lengths of the rows float64 [..., d], as float64 [...]."""
+    scale = np.abs(x).max(axis=-1, initial=0.0)
+    unit = x / np.where(scale > 0, scale, 1.0)[..., None]
+    found: np.ndarray = scale * np.sqrt(np.einsum("...j,...j->...", unit, unit))
     return found
