@@ -77,7 +77,7 @@ def _sums_of_part(rows: torch.Tensor, index: np.ndarray, step: int) -> RowSums:
     sums = _block_sums(rows, index, step)
     if np.isfinite(sums.low) and np.isfinite(sums.high):
         return sums.moments()
-    finite = torch.isfinite(_pick(rows, index))
+    finite = torch.isfinite(picked(rows, torch.from_numpy(index).to(rows.device)))
     good = index[finite.all(dim=1).cpu().numpy()]
     return replace(
         _block_sums(rows, good, step).moments() if len(good) else NOTHING,
@@ -86,12 +86,12 @@ def _sums_of_part(rows: torch.Tensor, index: np.ndarray, step: int) -> RowSums:
     )
 
 
-def _pick(rows: torch.Tensor, index: np.ndarray) -> torch.Tensor:
-    """Rows at rising indices; a view where they have no gap, as they mostly have none."""
+def picked(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows at rising int64 indices; a view where they have no gap, as they mostly have none."""
     first, last = int(index[0]), int(index[-1])
-    if last - first + 1 == len(index):
+    if last - first + 1 == index.size(0):
         return rows[first : last + 1]
-    return torch.index_select(rows, 0, torch.from_numpy(index).to(rows.device))
+    return torch.index_select(rows, 0, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,7 @@ def visit_blocks(
     highs = torch.empty([count], dtype=rows.dtype, device=rows.device)
     for i in range(count):
         start, stop = i * step, min(n, (i + 1) * step)
-        first, last = int(index[start]), int(index[stop - 1])
-        if last - first + 1 == stop - start:  # no gap, as mostly
-            block = rows[first : last + 1]
-        else:
-            block = torch.index_select(rows, 0, index[start:stop])
+        block = picked(rows, index[start:stop])
         x = wide[: stop - start]
         x.copy_(block)
         low, high = torch.aminmax(block)
