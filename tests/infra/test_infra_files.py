@@ -49,7 +49,7 @@ def test_the_image_installs_the_project_with_its_pins_and_all_its_extras_but_the
 
 def test_the_image_copies_what_an_install_reads_and_its_ignore_file_lets_that_through() -> None:
     copied = {word for line in instructions("COPY") for word in line.split()[:-1]}
-    assert copied == {"pyproject.toml", "constraints.txt", PROJECT["readme"], "harvest"}
+    assert copied == {"pyproject.toml", "constraints.txt", PROJECT["readme"], *PROJECT["license-files"], "harvest"}
     assert all((ROOT / name).exists() for name in copied)
     ignored = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
