@@ -7,8 +7,6 @@ it is enough to run it again. What `auto` stands for is decided once, by `harves
 from __future__ import annotations
 
 import datetime
-import difflib
-import functools
 import importlib.util
 import json
 import math
@@ -17,12 +15,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harvest.errors import RequestError
 from harvest.settings.base import Settings
 from harvest.settings.direction import DirectionSettings
 from harvest.settings.model import ModelSettings
+from harvest.settings.refusals import one_line
 from harvest.settings.tables import (
     CaptureSettings,
     ChatSettings,
@@ -32,8 +31,6 @@ from harvest.settings.tables import (
     StoreSettings,
     TokenSettings,
 )
-
-_SHOWN = 200
 
 
 class Job(Settings):
@@ -147,7 +144,7 @@ def load_job(source: Job | Mapping[str, Any] | str | Path, overrides: Iterable[s
     try:
         return Job.model_validate(settings)
     except ValidationError as error:
-        raise RequestError(_one_line(error)) from None
+        raise RequestError(one_line(error.errors(include_url=False), Job, settings)) from None
 
 
 def _as_settings(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,8 +182,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RequestError(f"job file {path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"job file {path}: {error}") from None
+    except IsADirectoryError:
+        raise RequestError(f"job file {path}: it is a folder; allowed is a TOML file") from None
+    except OSError as error:
+        raise RequestError(f"job file {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"job file {path}: not valid UTF-8 at byte {error.start}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RequestError(f"job file {path}: not valid TOML: {error}") from None
 
@@ -196,69 +197,19 @@ def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
-        raise RequestError(f"--set {override}: expected key.sub=value, for example data.limit=100")
+        raise RequestError(f"--set {override}: allowed is key.sub=value, for example data.limit=100")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    except RecursionError as error:
-        raise RequestError(f"--set {key}: {error}") from None
+    except RecursionError:
+        raise RequestError(f"--set {key}: nested too deeply; allowed are values of a TOML file") from None
     table = settings
-    for part in parts[:-1]:
+    for depth, part in enumerate(parts[:-1], 1):
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise RequestError(f"--set {override}: {part} is not a table")
+            raise RequestError(f"--set {override}: {'.'.join(parts[:depth])} is no table, so nothing is inside it")
     table[parts[-1]] = value
-
-
-def _one_line(error: ValidationError) -> str:
-    """The first thing that is wrong, as `setting = value: what is allowed`."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"] if _is_setting(part))
-    if first["type"] == "extra_forbidden":
-        where = ".".join(str(part) for part in first["loc"])
-        known = _settings_at(first["loc"][:-1])
-        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        return f"{where}: unknown setting; {hint}known here: {', '.join(known)}"
-    if first["type"] == "missing":
-        where = {"model": "model.name", "data": "data.path", "run": "run.path"}.get(where, where)
-        return f"{where}: missing; it has no default"
-    message = first["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("string", "text")
-    value = first["input"]
-    shown = "" if isinstance(value, dict) and first["type"] == "value_error" else f" = {_short(value)}"
-    first_letter = message[0] if message[1:2].isupper() else message[0].lower()  # `GPU` stays as it is
-    return f"{where}{shown}: {first_letter}{message[1:]}".removeprefix(": ")
-
-
-def _short(value: Any) -> str:
-    """The value as a line can show it."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _is_setting(part: Any) -> bool:
-    """False for the labels that pydantic puts in for the members of a union."""
-    return isinstance(part, int) or part in _setting_names()
-
-
-def _tables() -> dict[str, type[BaseModel]]:
-    """Table of the job file -> its settings."""
-    tables: dict[str, Any] = {key: field.annotation for key, field in Job.model_fields.items()}
-    return {key: table for key, table in tables.items() if hasattr(table, "model_fields")} | {
-        "directions": DirectionSettings
-    }
-
-
-@functools.cache
-def _setting_names() -> frozenset[str]:
-    return frozenset(Job.model_fields).union(*(table.model_fields for table in _tables().values()))
-
-
-def _settings_at(location: Iterable[Any]) -> list[str]:
-    """The settings of the table at this place of the job."""
-    tables = [part for part in location if not isinstance(part, int)]
-    return list(_tables()[tables[0]].model_fields if tables else Job.model_fields)
 
 
 def resolve_package(name: str, setting: str) -> str:

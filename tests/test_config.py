@@ -36,7 +36,7 @@ def test_every_setting_but_three_has_a_default(missing: str) -> None:
         ("tokens.batch=-1", "tokens.batch = -1: allowed are 'auto' or a whole number of at least 1"),
         (
             "store.dtype=float64",
-            "store.dtype = 'float64': input should be 'auto', 'float32', 'float16', 'bfloat16' or 'int8'",
+            "store.dtype = 'float64': allowed are 'auto', 'float32', 'float16', 'bfloat16' and 'int8'",
         ),
         (
             "capture.layers=99",
@@ -48,16 +48,41 @@ def test_every_setting_but_three_has_a_default(missing: str) -> None:
         ),
         (
             "capture.layers=[true]",
-            "capture.layers = [True]: allowed are 'all' or a list of whole numbers, negative from the end",
+            "capture.layers = [true]: allowed are 'all' or a list of whole numbers, negative from the end",
         ),
-        ("capture.sites=residual", "capture.sites = 'residual': input should be a valid list"),
+        (
+            "capture.sites=residual",
+            "capture.sites = 'residual': allowed is a list of texts, at least one, such as ['residual']",
+        ),
+        ("capture.sites=[3]", "capture.sites.0 = 3: allowed is text"),
+        ("capture.pool=mean", "capture.pool = 'mean': allowed is a list of 'mean', 'last' and 'max', at least one"),
+        ("capture.pool=['median']", "capture.pool.0 = 'median': allowed are 'mean', 'last' and 'max'"),
         ("capture.exclude=[0.5]", "capture.exclude = [0.5]: allowed is a list of 'bos', 'special' and token ids"),
         ("run.workers=0", "run.workers = 0: allowed are 'auto' or a whole number of at least 1"),
-        ("data.limit=0", "data.limit = 0: input should be greater than or equal to 1"),
-        ("data.sample=1.5", "data.sample = 1.5: input should be less than or equal to 1"),
-        ("data.on_bad=ignore", "data.on_bad = 'ignore': input should be 'fail' or 'skip'"),
-        ("run.overwrite=1", "run.overwrite = 1: input should be a valid boolean"),
+        ("data.limit=0", "data.limit = 0: allowed is a whole number of at least 1"),
+        ("data.sample=1.5", "data.sample = 1.5: allowed is a number above 0 and at most 1"),
+        ("data.sample=half", "data.sample = 'half': allowed is a number above 0 and at most 1"),
+        ("data.contrast=['a']", "data.contrast = ['a']: allowed is a list of two texts"),
+        ("data.files=3", "data.files = 3: allowed are text, a list of texts and a table"),
+        ("model=3", "model = 3: allowed is a table of name, revision, dtype"),
+        ("chat.generation_prompt=maybe", "chat.generation_prompt = 'maybe': allowed are true, false and 'auto'"),
+        ("chat.kwargs=3", "chat.kwargs = 3: allowed is a table"),
+        ("run.resources={a='x'}", "run.resources.a = 'x': allowed is a number"),
+        ("answers={a=1}", "answers.a = 1: allowed is text"),
+        ("run.path=", "run.path = '': allowed is text, not empty"),
+        ("directions=3", "directions = 3: allowed is a list of tables"),
+        ("directions=[3]", "directions.0 = 3: allowed is a table"),
+        ("directions=[{}]", "directions.0.name: missing; it has no default"),
+        (
+            "directions=[{name='a b'}]",
+            "directions.0.name = 'a b': allowed is text of letters, digits, '_', '.' and '-'",
+        ),
+        ("data.on_bad=ignore", "data.on_bad = 'ignore': allowed are 'fail' and 'skip'"),
+        ("run.overwrite=1", "run.overwrite = 1: allowed are true and false"),
         ("data.lim=5", "data.lim: unknown setting; did you mean limit? known here: path, name, files"),
+        ("data.context=5", "data.context: unknown setting; did you mean tokens.context? known here: path, name"),
+        ("layers=[1]", "layers: unknown setting; did you mean capture.layers? known here: model, data"),
+        ("data.path.x=3", "--set data.path.x=3: data.path is no table, so nothing is inside it"),
         ("modle.name=x", "modle: unknown setting; did you mean model? known here: model, data, run"),
     ],
 )
@@ -68,12 +93,52 @@ def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(override: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "positions", ["middle", 3, [], ["a"], {"every": 0}, {"sample": 0}, {"sample": 2}, {"x": 1}, {}]
-)
+@pytest.mark.parametrize("positions", ["middle", 3, [], ["a"], {"x": 1}, {}, {"every": 2, "sample": 0.5}])
 def test_wrong_positions_are_told_the_right_ones(positions: Any) -> None:
     with pytest.raises(RequestError, match=r"capture\.positions.*'all', 'last', 'first', a list of whole numbers"):
         load_job({**LEAST, "capture": {"positions": positions}})
+
+
+@pytest.mark.parametrize(
+    ("positions", "line"),
+    [
+        ({"every": 0}, "every = 0: allowed is a whole number of at least 1 and below 2**31"),
+        ({"every": 1.5}, "every = 1.5: allowed is a whole number"),
+        ({"sample": 0}, "sample = 0: allowed is a number above 0 and at most 1"),
+        ({"sample": 2}, "sample = 2: allowed is a number above 0 and at most 1"),
+        ({"span": "answer"}, "span = 'answer': allowed is a list of names of spans, such as ['answer']"),
+    ],
+)
+def test_positions_of_a_kind_are_told_what_is_wrong_with_their_number(positions: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError, match="^" + re.escape(f"capture.positions.{line}")):
+        load_job({**LEAST, "capture": {"positions": positions}})
+
+
+GROUPS: dict[str, Any] = {"name": "a", "column": "l", "positive": ["1"], "negative": ["0"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"read": {"span": "x", "pool": "min"}}, "read.pool = 'min': allowed are 'mean', 'last' and 'max'"),
+        ({"read": {"span": ""}}, "read.span = '': allowed is the name of a span"),
+        ({"read": {"at": 0, "on": 0}}, "read: {at = 0, on = 0}: at and on are one token; allowed are two"),
+        ({"read": {"at": "x", "on": 0}}, "read.at = 'x': allowed are 'last', 'first' and whole numbers"),
+        ({"read": {"spam": "x"}}, "read: {spam = 'x'}: allowed are 'last', 'first', 'mean', 'all'"),
+        ({"positive": "1"}, "positive = '1': allowed is a list of values of the column, such as ['1']"),
+        ({"negative": "others"}, "negative = 'others': allowed are 'rest' and a list of values of the column"),
+        ({"positive": {"tokens": []}}, "positive.tokens = []: allowed is a list of texts of one token each"),
+        ({"positive": {}}, "positive.tokens = none: allowed is a list of texts of one token each"),
+        ({"positive": {"tokens": ["a"], "embedding": "in"}}, "positive.embedding = 'in': allowed are 'input' and"),
+        ({"positive": {"token": ["a"]}}, "positive.token: unknown setting; a group of tokens has tokens and embedding"),
+        ({"colum": "x"}, "colum: unknown setting; did you mean column? known here: name, column"),
+        ({"modes": ["mean"]}, "modes.0 = 'mean': allowed are 'mean_difference', 'paired_rejection'"),
+    ],
+)
+def test_a_wrong_setting_of_a_direction_is_named_down_to_its_part(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(RequestError, match="^" + re.escape(f"directions.0.{line}")) as caught:
+        load_job({**LEAST, "directions": [{**GROUPS, **given}]})
+    assert len(str(caught.value)) < 320
 
 
 @pytest.mark.parametrize("positions", ["all", "last", "first", [0, -1], {"every": 4}, {"sample": 0.1}, {"span": ["a"]}])
@@ -102,7 +167,7 @@ def test_overrides_parse_as_toml_else_as_text() -> None:
 
 @pytest.mark.parametrize("override", ["data.limit", "=5", "data..x=1", ".=1"])
 def test_an_override_without_key_or_value_is_refused(override: str) -> None:
-    with pytest.raises(RequestError, match=r"expected key\.sub=value"):
+    with pytest.raises(RequestError, match=r"allowed is key\.sub=value"):
         job(override)
 
 
@@ -135,7 +200,7 @@ def test_secrets_are_refused_among_the_model_options_without_repeating_them(key:
     ],
 )
 def test_a_model_option_that_a_setting_decides_names_the_setting(key: str, setting: str) -> None:
-    with pytest.raises(RequestError, match=rf"^model\.options: {key}: decided by model\.{setting}; leave it out$"):
+    with pytest.raises(RequestError, match=rf"^model\.options\.{key}: decided by model\.{setting}; leave it out$"):
         load_job({**LEAST, "model": {"name": "m", "options": {key: "x"}}})
 
 
@@ -151,7 +216,7 @@ def test_a_model_option_that_a_setting_decides_names_the_setting(key: str, setti
     ],
 )
 def test_a_model_option_that_opens_pickles_or_changes_what_a_forward_gives_is_refused(option: str) -> None:
-    with pytest.raises(RequestError, match=rf"^model\.options: {option.partition('=')[0]}: not for a job"):
+    with pytest.raises(RequestError, match=rf"^model\.options\.{option.partition('=')[0]}: not for a job"):
         job(f"model.options.{option}")
 
 
@@ -161,8 +226,8 @@ def test_a_replica_is_spread_by_one_setting_and_no_other() -> None:
     for overrides, told in (
         (["model.device_map=everywhere"], r"^model\.device_map = 'everywhere': allowed are 'auto', "),
         (["model.device_map=3"], r"^model\.device_map = 3: "),
-        (["model.device_map=auto", "model.device=cuda:1"], r"^model: device = 'cuda:1': decided by model\.device_map"),
-        (["model.options.max_memory={cpu=1}"], r"^model: options: max_memory: needs model\.device_map"),
+        (["model.device_map=auto", "model.device=cuda:1"], r"^model\.device = 'cuda:1': decided by model\.device_map"),
+        (["model.options.max_memory={cpu=1}"], r"^model\.options\.max_memory: needs model\.device_map"),
     ):
         with pytest.raises(RequestError, match=told):
             job(*overrides)
@@ -211,7 +276,7 @@ HUGE = 10**30
 )
 def test_a_number_that_nothing_can_count_to_is_refused_by_its_setting(settings: dict[str, Any]) -> None:
     (table, values), *_ = settings.items()
-    with pytest.raises(RequestError, match=rf"^{table}\.{list(values)[-1]} ?[=:]"):
+    with pytest.raises(RequestError, match=rf"^{table}\.{list(values)[-1]}[.\w]* ?[=:]"):
         load_job({**LEAST, **settings})
 
 
@@ -226,7 +291,7 @@ def test_a_column_that_is_kept_twice_is_kept_once() -> None:
 
 
 def test_a_very_long_value_is_not_repeated_in_full() -> None:
-    with pytest.raises(RequestError, match=r"^store\.dtype = 'x+\.\.\.: input should be") as caught:
+    with pytest.raises(RequestError, match=r"^store\.dtype = 'x+\.\.\.: allowed are") as caught:
         job("store.dtype=" + "x" * 100_000)
     assert len(str(caught.value)) < 400
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -11,12 +13,34 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 MOST = 2**53
 """Counts beyond it are typing errors, and what counts rows and bytes does not hold them."""
 MOST_THREADS = 1024
+_SHOWN = 200
 
 
 class Settings(BaseModel):
     """One table of the job file. Unknown keys are errors; TOML types are taken as they are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+def shown(value: Any) -> str:
+    """A value as a line can show it: as the job file writes it, and not at any length."""
+    text = _toml(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_toml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value)
+
+
+def nearest(word: str, known: Iterable[str], like: float = 0.6) -> list[str]:
+    """The known word that was probably meant; empty where none is at least so much alike (1: the same)."""
+    return difflib.get_close_matches(word, list(known), 1, like)
 
 
 def _check_count(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from harvest.records import Read
-from harvest.settings.base import MOST, Settings
+from harvest.settings.base import MOST, Settings, shown
 
 DIRECTION_NAME = r"^[A-Za-z0-9_.-]+$"
 EMBEDDINGS = ("input", "output")
@@ -16,20 +16,34 @@ EMBEDDINGS = ("input", "output")
 def _check_read(value: Any) -> Any:
     if value in ("last", "first", "mean", "all") or (type(value) is int and abs(value) < 2**31):
         return value
+    if isinstance(value, dict) and "span" in value and set(value) <= {"span", "pool"}:
+        return _check_span_read(**value)
     if isinstance(value, dict) and set(value) == {"at", "on"}:
-        places = {key: -1 if place == "last" else 0 if place == "first" else place for key, place in value.items()}
-        if all(type(place) is int and abs(place) < 2**31 for place in places.values()) and places["at"] != places["on"]:
-            return places
-    elif isinstance(value, dict) and set(value) <= {"span", "pool"} and isinstance(value.get("span"), str):
-        read = {"span": value["span"], "pool": value.get("pool", "mean")}
-        if read["span"] and read["pool"] in ("mean", "last", "max"):
-            return read
-    told = f"{value!r:.100}: " if isinstance(value, dict) else ""  # what else is wrong is shown by the caller
+        return _check_along(value)
+    told = f"{shown(value)}: " if isinstance(value, dict) else ""  # what else is wrong is shown by the caller
     raise ValueError(
         f"{told}allowed are 'last', 'first', 'mean', 'all', a whole number (negative from the end), "
-        "{span = 'answer', pool = 'mean'} (or 'last', 'max'), {at = -1, on = 0} (the state at one token along that at "
-        "another), and a list of these"
+        "{span = 'answer', pool = 'mean'}, {at = -1, on = 0} (the state at one token along that at another), and a "
+        "list of these"
     )
+
+
+def _check_span_read(span: Any, pool: Any = "mean") -> dict[str, str]:
+    if not isinstance(span, str) or not span:
+        raise ValueError(f"span = {shown(span)}: allowed is the name of a span, such as 'answer'")
+    if pool not in ("mean", "last", "max"):
+        raise ValueError(f"pool = {shown(pool)}: allowed are 'mean', 'last' and 'max'")
+    return {"span": span, "pool": pool}
+
+
+def _check_along(value: dict[str, Any]) -> dict[str, int]:
+    places = {key: -1 if place == "last" else 0 if place == "first" else place for key, place in value.items()}
+    for key, place in places.items():
+        if type(place) is not int or abs(place) >= 2**31:
+            raise ValueError(f"{key} = {shown(place)}: allowed are 'last', 'first' and whole numbers")
+    if places["at"] == places["on"]:
+        raise ValueError(f"{shown(value)}: at and on are one token; allowed are two")
+    return places
 
 
 def _check_reads(value: Any) -> Any:
@@ -45,24 +59,37 @@ def _check_values(value: Any) -> Any:
     """Group values as text; a whole number or a boolean of the job file means its text. Or a group of tokens."""
     if isinstance(value, dict):
         return _check_tokens(value)
-    if not isinstance(value, list | tuple):
+    if value is None:
         return value
-    if not value or not all(isinstance(one, str | int) for one in value):
-        raise ValueError("allowed is a list of values, at least one; they compare as text")
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(one, str | int) for one in value):
+        such = f", such as [{shown(value)}]" if isinstance(value, str | int) else ""
+        raise ValueError(f"allowed is a list of values of the column{such}; they compare as text")
     return tuple(dict.fromkeys(plain_text(one) for one in value))
+
+
+def _check_others(value: Any) -> Any:
+    try:
+        return value if value == "rest" else _check_values(value)
+    except ValueError as error:
+        raise ValueError(str(error).replace("allowed is", "allowed are 'rest' and", 1)) from None
 
 
 def _check_tokens(value: dict[str, Any]) -> dict[str, Any]:
     """Texts or ids of single tokens, and the table whose rows they are."""
-    tokens, embedding = value.get("tokens") or (), value.get("embedding", "input")
-    texts = isinstance(tokens, list | tuple) and all(
+    unknown = [key for key in value if key not in ("tokens", "embedding")]
+    if unknown:
+        raise ValueError(f"{unknown[0]}: unknown setting; a group of tokens has tokens and embedding")
+    tokens, embedding = value.get("tokens"), value.get("embedding", "input")
+    one_each = isinstance(tokens, list | tuple) and all(
         (one and isinstance(one, str)) or type(one) is int for one in tokens
     )
-    if not (texts and tokens) or embedding not in EMBEDDINGS or not set(value) <= {"tokens", "embedding"}:
+    if not tokens or not one_each:
         raise ValueError(
-            f"{value!r:.100}: allowed are a list of values of the column, and {{tokens = [' good', ' great']}}: texts "
-            "of one token each, or token ids; with embedding = 'output' rows of the output embedding, not the input's"
+            f"tokens = {shown(tokens) if tokens is not None else 'none'}: allowed is a list of texts of one token "
+            "each, or of token ids, such as [' good', ' great']"
         )
+    if embedding not in EMBEDDINGS:
+        raise ValueError(f"embedding = {shown(embedding)}: allowed are 'input' and 'output'")
     return {"tokens": tuple(tokens), "embedding": embedding}
 
 
@@ -84,7 +111,7 @@ def _column_of(value: Any) -> str | None:
 
 
 Values = Annotated[tuple[str, ...] | dict[str, Any] | None, BeforeValidator(_check_values)]
-OthersToo = Annotated[tuple[str, ...] | Literal["rest"] | dict[str, Any] | None, BeforeValidator(_check_values)]
+OthersToo = Annotated[tuple[str, ...] | Literal["rest"] | dict[str, Any] | None, BeforeValidator(_check_others)]
 Mode = Literal["mean_difference", "paired_rejection", "single_group", "whitened", "pca", "leace", "logistic"]
 
 

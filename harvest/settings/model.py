@@ -65,10 +65,10 @@ class ModelSettings(Settings):
     """By bitsandbytes, while the weights are loaded."""
     options: dict[str, Any] = Field(default={})
 
-    @field_validator("device_map")
+    @field_validator("device_map", mode="before")
     @classmethod
-    def _known_spreading(cls, spreading: str | dict[str, int | str] | None) -> str | dict[str, int | str] | None:
-        if isinstance(spreading, str) and spreading not in SPREADINGS:
+    def _known_spreading(cls, spreading: Any) -> Any:
+        if spreading is not None and not isinstance(spreading, dict) and spreading not in SPREADINGS:
             raise ValueError(f"allowed are {', '.join(map(repr, SPREADINGS))} and a table of module = device")
         return spreading
 
@@ -78,7 +78,7 @@ class ModelSettings(Settings):
             raise ValueError(f"device = {self.device!r}: decided by model.device_map; leave one of them out")
         without = [key for key in OF_SPREADING if key in self.options and self.device_map is None]
         if without:
-            raise ValueError(f"options: {without[0]}: needs model.device_map, such as 'auto'")
+            raise ValueError(f"options.{without[0]}: needs model.device_map, such as 'auto'")
         return self
 
     @field_validator("options")
@@ -89,6 +89,6 @@ class ModelSettings(Settings):
                 raise ValueError(f"{key}: decided by {OF_OURS[key]}; leave it out")
             if key in NO_OPTIONS or (key == "use_safetensors" and options[key] is not True):
                 raise ValueError(f"{key}: not for a job; leave it out")
-            if key == "token" or any(word in key.lower() for word in ("auth", "secret", "password")):
+            if key.endswith("token") or any(word in key.lower() for word in ("auth", "secret", "password")):
                 raise ValueError(f"{key}: secrets are read from the environment only; leave it out")
         return options

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from harvest.settings.base import MOST, Amount, Auto, Count, Names, Settings, Threads
+from harvest.settings.base import MOST, Amount, Auto, Count, Names, Settings, Threads, shown
 
 SECRETS = ("secret", "token", "password", "credential", "key")
 """Words that no setting of `run.storage` may carry: secrets come from the environment only."""
@@ -53,7 +54,7 @@ class DataSettings(Settings):
         if self.contrast is not None and self.spans is not None:
             raise ValueError("spans: allowed with text and ids; of two texts of a contrast they cannot tell which")
         if self.contrast is not None and (self.contrast[0] == self.contrast[1] or "" in self.contrast):
-            raise ValueError(f"contrast = {list(self.contrast)}: allowed are two columns, each with a text of its own")
+            raise ValueError(f"contrast = {shown(self.contrast)}: allowed are two columns, each with a text of its own")
         return self
 
     @property
@@ -103,17 +104,27 @@ def _check_positions(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple) and value and all(type(v) is int and abs(v) < 2**31 for v in value):
         return tuple(value)
-    if isinstance(value, dict) and len(value) == 1:
-        (key, inner), *_ = value.items()
-        if key == "every" and type(inner) is int and 1 <= inner < 2**31:
-            return value
-        if key == "sample" and type(inner) in (int, float) and 0 < inner <= 1:
-            return value
-        if key == "span" and isinstance(inner, list | tuple) and inner and all(isinstance(v, str) for v in inner):
-            return {"span": tuple(inner)}
+    if isinstance(value, dict) and len(value) == 1 and (key := next(iter(value))) in SOME:
+        good, allowed = SOME[key]
+        if not good(value[key]):
+            raise ValueError(f"{key} = {shown(value[key])}: allowed is {allowed}")
+        return {"span": tuple(value[key])} if key == "span" else value
+    told = f"{shown(value)}: " if isinstance(value, dict) else ""  # what else is wrong is shown by the caller
     raise ValueError(
-        "allowed are 'all', 'last', 'first', a list of whole numbers, {every = 4}, {sample = 0.1} and {span = [...]}"
+        f"{told}allowed are 'all', 'last', 'first', a list of whole numbers, {{every = 4}}, {{sample = 0.1}} and "
+        "{span = ['answer']}"
     )
+
+
+SOME: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "every": (lambda n: type(n) is int and 1 <= n < 2**31, "a whole number of at least 1 and below 2**31"),
+    "sample": (lambda share: type(share) in (int, float) and 0 < share <= 1, "a number above 0 and at most 1"),
+    "span": (
+        lambda names: isinstance(names, list | tuple) and bool(names) and all(isinstance(n, str) for n in names),
+        "a list of names of spans, such as ['answer']",
+    ),
+}
+"""Positions as a table of one setting: whether its value will do, and what is allowed."""
 
 
 def _check_exclude(value: Any) -> Any:
