@@ -122,6 +122,21 @@ class Job(Settings):
         return tuple(direction for direction in self.directions if direction.embedding is None)
 
     @property
+    def columns(self) -> dict[str, str]:
+        """Every column of the data that is read -> who asks for it, first: a setting and its value."""
+        data = self.data
+        asked = dict.fromkeys(data.columns, f"data.{data.kind if data.contrast is None else 'contrast'}")
+        if data.spans is not None:
+            asked.setdefault(data.spans, "data.spans")
+        for column in data.keep or ():
+            asked.setdefault(column, "data.keep")
+        asked = {column: f"{setting} = {column!r}" for column, setting in asked.items()}
+        for number, direction in enumerate(self.directions):
+            for column, setting in direction.columns.items():
+                asked.setdefault(column, f"directions.{number}.{setting} = {getattr(direction, setting)!r}")
+        return asked
+
+    @property
     def direction_columns(self) -> tuple[str, ...]:
         """What directions name."""
         return tuple(dict.fromkeys(column for direction in self.directions for column in direction.columns))

@@ -141,9 +141,7 @@ def make_plan(
     refuse_unbuilt(job)
     if model is not None:
         refuse_loading(job)
-    spans = [job.data.spans] if job.data.spans is not None else []
-    columns = list(dict.fromkeys([*job.data.columns, *spans, *job.kept, *job.direction_columns]))
-    source = open_source(job.data, columns, data, known)
+    source = open_source(job.data, job.columns, data, known)
     found = describe(job, model, tokenizer, device)
     answers = _answers(job, found)
     tokeniser = _tokeniser(job, found, answers)

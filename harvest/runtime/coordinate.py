@@ -104,6 +104,8 @@ def _checked(
         _refuse_run_inside_data(job, files)
     ledger, free = Ledger(files), files.free_bytes()
     earlier = ledger.read_run() if folder.require_run_or_empty(files) and not job.run.overwrite else None
+    if earlier is None or ledger.completion() is None:
+        folder.require_writable(files)
     if free is not None and earlier is not None:
         free += _committed_bytes(ledger)  # what is there already needs no room again
     plan = make_plan(

@@ -261,10 +261,15 @@ class DirectionSettings(Settings):
         return _column_of(self.holdout)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Every column that it needs."""
-        given = (self.column, self.pair_column, self.weight_column, self.holdout_column)
-        return tuple(dict.fromkeys(column for column in given if column is not None))
+    def columns(self) -> dict[str, str]:
+        """Every column that it needs -> the setting that names it, first."""
+        given = {
+            "column": self.column,
+            "pair": self.pair_column,
+            "weight": self.weight_column,
+            "holdout": self.holdout_column,
+        }
+        return {column: setting for setting, column in reversed(given.items()) if column is not None}
 
 
 def _label(read: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harvest.errors import RequestError
+from harvest.settings.base import nearest
 
 FILE_COLUMN = "@file"
 """Asks for the name of the source file."""
@@ -54,16 +55,13 @@ def missing_columns(wanted: Iterable[str], existing: Iterable[str]) -> list[str]
     return [column for column in wanted if column not in known]
 
 
-def require_columns(wanted: Iterable[str], existing: Sequence[str], file: str) -> None:
-    """Raises RequestError that names the first requested column that does not exist, and those that do."""
-    wanted = list(wanted)
+def require_columns(wanted: Iterable[str] | Mapping[str, str], existing: Sequence[str], file: str) -> None:
+    """Raises RequestError that names the first requested column that does not exist, who asks, and those that do."""
     missing = missing_columns(wanted, existing)
     if not missing:
         return
-    # The documents' own column always comes first.
-    others = "data.contrast, data.keep, data.spans or [[directions]]"
-    asked = "data.text, data.messages, data.ids or data.contrast" if missing[0] == wanted[0] else others
+    asked = wanted[missing[0]] if isinstance(wanted, Mapping) else f"column {missing[0]!r}"
+    meant = nearest(missing[0], existing)
+    hint = f"did you mean {meant[0]!r}? " if meant else ""
     shown = ", ".join(existing[:_SHOWN]) + (", ..." if len(existing) > _SHOWN else "")
-    raise RequestError(
-        f"column {missing[0]!r} (asked for by {asked}): {file} has no such column; it has {shown or 'none'}"
-    )
+    raise RequestError(f"{asked}: {file} has no such column; {hint}it has {shown or 'none'}")

@@ -28,15 +28,18 @@ _DESCRIBERS = 8
 
 
 def open_source(
-    data: DataSettings, columns: Sequence[str], objects: Any = None, known: Sequence[SourceFile] = ()
+    data: DataSettings,
+    columns: Sequence[str] | Mapping[str, str],
+    objects: Any = None,
+    known: Sequence[SourceFile] = (),
 ) -> Source:
     """The dataset that the job names, or the caller's `objects`; `columns` are what each row's values will hold.
 
-    A column is a name, a dotted path into nested fields, or `@file`. Opens what is needed to check the columns against
-    the first file that has any. `known` files, as another process found them, are not counted again. Raises
-    RequestError: nothing there, an unknown format or split, a missing column.
+    A column is a name, a dotted path into nested fields, or `@file`; as a mapping they tell who asks for them.
+    Opens what is needed to check the columns against the first file that has any. `known` files, as another process
+    found them, are not counted again. Raises RequestError: nothing there, an unknown format or split, a missing column.
     """
-    source = FileSource(_data_files(data, columns, objects), Sample(share=data.sample, seed=data.seed), known)
+    source = FileSource(_data_files(data, tuple(columns), objects), Sample(share=data.sample, seed=data.seed), known)
     existing = source.columns()
     if existing:
         require_columns(columns, existing, data.path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+import tempfile
 from collections.abc import Iterable
 
 from harvest.errors import RequestError
@@ -32,6 +35,21 @@ def require_run_or_empty(files: Files) -> bool:
             f"run.path = {files.url!r}: holds files that are not a run ({shown}); choose an empty folder"
         )
     return False
+
+
+def require_writable(files: Files) -> None:
+    """Raises RequestError where nothing can be written into a local folder, or made where it will be."""
+    place = files.url
+    while files.local and not os.path.isdir(place):
+        place = os.path.dirname(place)
+    try:
+        if files.local:
+            tempfile.TemporaryFile(dir=place).close()  # without a name, so that nobody sees it
+    except OSError as error:
+        why = "" if error.errno == errno.ENOENT else f": {error.strerror}"  # `/proc` says so of its own children
+        raise RequestError(
+            f"run.path = {files.url!r}: cannot be written ({place} takes no files{why}); choose another folder"
+        ) from None
 
 
 def stray_attempts(files: Files, committed: Iterable[str], life: str = "") -> list[str]:
