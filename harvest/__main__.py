@@ -193,7 +193,7 @@ def export(
         return
     from harvest.export.card import text
     from harvest.export.export import Request, export_run
-    from harvest.runtime import progress
+    from harvest.runtime import terminal
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     request = Request(
@@ -211,7 +211,7 @@ def export(
     if json:
         card = export_run(request)
     else:
-        with progress.writing(f"exporting {format}") as advanced:
+        with terminal.writing(f"exporting {format}") as advanced:
             card = export_run(request, advanced)
     _print(show.Shown(text(card), card), json)
 
@@ -225,9 +225,9 @@ def _request(job: str, overrides: list[str] | None) -> Any:
 
 def _observer(json: bool) -> Any:
     """Who hears of the work: nobody but of warnings, a person at a terminal, or a log."""
-    from harvest.runtime import progress
+    from harvest.runtime import progress, terminal
 
-    return progress.Quiet() if json else progress.Terminal() if sys.stderr.isatty() else progress.Log()
+    return progress.Quiet() if json else terminal.person(sys.stderr)
 
 
 def _print(shown: Any, json: bool) -> None:

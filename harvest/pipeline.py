@@ -62,6 +62,8 @@ class Progress:
     """What one batch added, for whoever watches."""
 
     shard: str
+    attempt: str
+    """Folder of the try at the shard."""
     tokens: int
     """Real tokens that the forward read."""
     rows: int
@@ -306,6 +308,7 @@ class Pipeline:
         rows = len(batch.source)
         return Progress(
             shard=work.shard.key,
+            attempt=work.attempt,
             tokens=int(batch.lengths.sum()),
             rows=rows,
             bytes=rows * self.plan.estimate.bytes_per_row if work.stores_rows else 0,

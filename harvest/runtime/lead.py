@@ -186,7 +186,7 @@ class Lead:
             self._was_ready = True
             self._observer.loaded(self._clock() - self._begin)
         ready = 1 + sum(other.stage == "ready" for other in self._members.values())
-        self._observer.joined(f"{worker} ({member.where})", ready)
+        self._observer.joined(worker, member.where, ready)
 
     def _send(self, worker: str) -> None:
         member, now = self._members[worker], self._clock()
@@ -225,11 +225,12 @@ class Lead:
     ) -> None:
         """Its shards go elsewhere; it begins anew, or is let go where it never gets ready."""
         member = self._members[worker]
+        why = f"{f'{member.where}: ' if member.where else ''}{reason}"
         text = f"{worker}{f' ({member.where})' if member.where else ''}: {reason}"
         births = 0 if member.stage == "ready" else member.births + 1
         self._intake.lost(worker, text, blame=blame)
         ready = sum(other.stage == "ready" for name, other in self._members.items() if name != worker)
-        self._observer.left(text, ready)
+        self._observer.left(worker, why, ready)
         if permanent or births >= BIRTHS:
             self._crew.dismiss(worker)
             del self._members[worker]

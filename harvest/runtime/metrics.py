@@ -77,12 +77,12 @@ class Counted:
     def loaded(self, seconds: float) -> None:
         self._observer.loaded(seconds)
 
-    def joined(self, worker: str, workers: int) -> None:
-        self._observer.joined(worker, workers)
+    def joined(self, worker: str, where: str, workers: int) -> None:
+        self._observer.joined(worker, where, workers)
 
-    def left(self, worker: str, workers: int) -> None:
+    def left(self, worker: str, why: str, workers: int) -> None:
         self._meter.record("harvest_lost_workers_total", 1)
-        self._observer.left(worker, workers)
+        self._observer.left(worker, why, workers)
 
     def waiting(self, text: str) -> None:
         self._observer.waiting(text)

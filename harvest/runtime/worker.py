@@ -111,7 +111,7 @@ class _News:
 
     read: list[tuple[str, ReadFacts]] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
-    progress: dict[str, Progress] = field(default_factory=dict)
+    progress: dict[tuple[str, str], Progress] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.read or self.reports)
@@ -262,8 +262,9 @@ class Worker:
     def _advanced(self, one: Progress) -> None:
         before, self._moved = self._moved, time.monotonic()
         with self._changed:
-            sofar = self._news.progress.get(one.shard)
-            self._news.progress[one.shard] = one if sofar is None else _sum(sofar, one)
+            key = one.shard, one.attempt
+            sofar = self._news.progress.get(key)
+            self._news.progress[key] = one if sofar is None else _sum(sofar, one)
         for name, value in (("tokens", one.tokens), ("rows", one.rows), ("bytes", one.bytes)):
             self._meter.record(f"harvest_{name}_total", value)
         self._meter.record("harvest_forward_seconds_total", one.forward_seconds)

@@ -100,7 +100,7 @@ HOMES = {
     ],
     "google_crc32c": ["store/", "shardcheck.py", "export/folder.py"],
     "typer": ["__main__.py"],
-    "rich": ["runtime/progress.py"],
+    "rich": ["runtime/terminal.py"],
     "fsspec": ["store/", "source/"],
     "safetensors": ["reduce/base.py", "reduce/saved.py", "model/cache.py", "model/adapter.py"],
     "matplotlib": ["report/charts.py"],

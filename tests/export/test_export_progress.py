@@ -11,7 +11,7 @@ from fakes import Fake, write_run
 
 from harvest.__main__ import _status
 from harvest.export.export import FORMATS, Request, export_run
-from harvest.runtime import progress
+from harvest.runtime import terminal
 from harvest.store.remote import RemoteFiles
 
 
@@ -40,9 +40,9 @@ def test_the_bytes_told_rise_to_what_was_written_and_were_expected_about_right(
 
 def test_a_log_gets_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
-    with progress.writing("exporting npy", stream) as advanced:
+    with terminal.writing("exporting npy", stream) as advanced:
         for done in range(1, 26):
             now[0] += 1
             advanced(done * 10**7, 25 * 10**7)
@@ -53,9 +53,9 @@ def test_a_log_gets_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "BAR_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "BAR_SECONDS", 0.0)
     stream = Terminal()
-    with progress.writing("exporting npy", stream) as advanced:
+    with terminal.writing("exporting npy", stream) as advanced:
         advanced(5 * 10**6, 10**7)
     assert "exporting npy" in stream.getvalue()
     assert "50%" in stream.getvalue()

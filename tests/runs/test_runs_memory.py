@@ -107,8 +107,8 @@ class Workers(Silent):
         self.pids: set[int] = set()
         self.peaks: dict[int, int] = {}
 
-    def joined(self, worker: str, workers: int) -> None:
-        found = re.search(r"pid (\d+)\)", worker)
+    def joined(self, worker: str, where: str, workers: int) -> None:
+        found = re.search(r"pid (\d+)", where)
         assert found is not None
         self.pids.add(int(found[1]))
 

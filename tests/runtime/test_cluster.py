@@ -75,14 +75,14 @@ class Watcher(Silent):
         if kind == self.kind and self.seen == self.at:
             self.then(self)
 
-    def joined(self, worker: str, workers: int) -> None:
-        found = re.fullmatch(r"(\S+) \(.*, pid (\d+)\)", worker)
+    def joined(self, worker: str, where: str, workers: int) -> None:
+        found = re.fullmatch(r".*, pid (\d+)", where)
         assert found is not None
-        self.pids[found[1]] = int(found[2])
+        self.pids[worker] = int(found[1])
         self._event("joined")
 
-    def left(self, worker: str, workers: int) -> None:
-        self.lost.append(worker)
+    def left(self, worker: str, why: str, workers: int) -> None:
+        self.lost.append(why)
 
     def advanced(self, advance: Any) -> None:
         self._event("advanced")

@@ -184,8 +184,8 @@ class Events(Silent):
         self.given_up: list[str] = []
         self.waits: list[str] = []
 
-    def left(self, worker: str, workers: int) -> None:
-        self.lost.append(worker)
+    def left(self, worker: str, why: str, workers: int) -> None:
+        self.lost.append(why)
 
     def waiting(self, text: str) -> None:
         self.waits.append(text)

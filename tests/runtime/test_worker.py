@@ -114,8 +114,8 @@ class Watcher(Silent):
         if self.commits == self.at:
             self.then()
 
-    def left(self, worker: str, workers: int) -> None:
-        self.lost.append(worker)
+    def left(self, worker: str, why: str, workers: int) -> None:
+        self.lost.append(why)
 
 
 @pytest.fixture
