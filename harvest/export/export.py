@@ -12,34 +12,18 @@ from typing import Any
 import torch
 
 from harvest.errors import RequestError
-from harvest.export.activault import ACTIVAULT
 from harvest.export.card import make_card, readme
 from harvest.export.casting import EXACT
 from harvest.export.folder import Folder
 from harvest.export.format import Format
-from harvest.export.hf import HF
-from harvest.export.llamascopium import LLAMASCOPIUM
+from harvest.export.formats.parquet import write_tokens
+from harvest.export.known import format_of
 from harvest.export.naming import NAMINGS, label
-from harvest.export.npy import NPY
-from harvest.export.parquet import PARQUET, write_tokens
 from harvest.export.rowfilter import row_filter
-from harvest.export.saelens import SAELENS
-from harvest.export.safetensors import SAFETENSORS
 from harvest.export.selection import Column, Selected, choose_units
-from harvest.export.zarr import ZARR
 from harvest.reader import Run, open_run
 from harvest.storedrows import TORCH_DTYPES
 
-FORMATS: dict[str, Format] = {
-    "npy": NPY,
-    "safetensors": SAFETENSORS,
-    "parquet": PARQUET,
-    "hf": HF,
-    "zarr": ZARR,
-    "saelens": SAELENS,
-    "llamascopium": LLAMASCOPIUM,
-    "activault": ACTIVAULT,
-}
 TABLE_BYTES_PER_ROW = 24
 """Of tokens.parquet and token columns, at most about."""
 
@@ -68,7 +52,7 @@ def export_run(request: Request, advanced: Callable[[int, int], None] = lambda d
     Raises RequestError, with nothing written, for whatever cannot be; WorkError where a value does not fit its dtype,
     the disk is full, or the store lost something: then too nothing is left.
     """
-    format = _format(request)
+    format = format_of(request.format)
     _refuse_numbers(request)
     run = open_run(request.run)
     columns = _columns(run, request, format)
@@ -86,14 +70,6 @@ def export_run(request: Request, advanced: Callable[[int, int], None] = lambda d
         folder.blob("README.md", readme(card, format, request.out).encode())
         folder.finish(card)
     return {**card, "out": request.out, "files": folder.files}
-
-
-def _format(request: Request) -> Format:
-    if request.format == "gguf":
-        raise RequestError("format 'gguf': holds directions, not rows; add --directions")
-    if request.format not in FORMATS:
-        raise RequestError(f"format {request.format!r}: allowed are {', '.join(FORMATS)}, and gguf with --directions")
-    return FORMATS[request.format]
 
 
 def _refuse_numbers(request: Request) -> None:

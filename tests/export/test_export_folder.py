@@ -25,8 +25,9 @@ import harvest
 from harvest.__main__ import _status
 from harvest.errors import WorkError
 from harvest.export import folder as folders
-from harvest.export import npy
-from harvest.export.export import FORMATS, Request, export_run
+from harvest.export.export import Request, export_run
+from harvest.export.formats import npy
+from harvest.export.known import format_names
 from harvest.store.remote import RemoteFiles
 
 
@@ -128,7 +129,7 @@ def test_a_value_that_does_not_fit_ends_the_export_by_name_and_leaves_nothing(
     assert "70000 does not fit into float16" in error
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 def test_a_failing_disk_leaves_nothing_and_an_empty_folder_stays(
     format: str, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +154,7 @@ def test_a_failing_disk_leaves_nothing_and_an_empty_folder_stays(
 
 SLOW = """
 import sys, time
-from harvest.export import npy, export
+from harvest.export.formats import npy
 blocks = npy.Selected.blocks
 def slow(self, *a):
     for block in blocks(self, *a):
@@ -211,7 +212,7 @@ def test_an_empty_folder_becomes_the_export_and_json_prints_the_card(
     assert "5 of 31" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 def test_an_export_to_an_object_store_holds_the_files_of_a_local_one(format: str, fake: Fake, tmp_path: Path) -> None:
     out = f"memory://exports/{format}-{time.monotonic_ns()}"
     request = {"format": format, "run": fake.path, "name": ["residual.0"], "shuffle": 3}
@@ -234,7 +235,8 @@ def test_a_failed_export_to_an_object_store_leaves_nothing(
     def broken(*_: Any) -> None:
         raise WorkError("scripted")
 
-    monkeypatch.setitem(FORMATS, "npy", npy.Format(write=broken, opens="", dtypes=("float32",), known=("float32",)))
+    made = npy.Format(write=broken, opens="", dtypes=("float32",), known=("float32",))
+    monkeypatch.setattr(npy, "FORMAT", made)
     out = f"memory://exports/failed-{time.monotonic_ns()}"
     with pytest.raises(WorkError, match="scripted"):
         export_run(Request(format="npy", run=fake.path, out=out))

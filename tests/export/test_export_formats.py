@@ -21,9 +21,11 @@ from fakes import Fake, write_run
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
-from harvest.export import parquet, selection
-from harvest.export import safetensors as our_safetensors
-from harvest.export.export import FORMATS, Request, export_run
+from harvest.export import selection
+from harvest.export.export import Request, export_run
+from harvest.export.formats import parquet
+from harvest.export.formats import safetensors as our_safetensors
+from harvest.export.known import format_names, format_of
 
 Read = Callable[[Path, str], np.ndarray]
 
@@ -105,7 +107,7 @@ def test_token_columns_stand_beside_the_rows(format: str, fake: Fake, tmp_path: 
         np.testing.assert_array_equal(beside, pq.read_table(tmp_path / "out/tokens.parquet")[column].to_numpy())
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])
 def test_without_a_dtype_every_value_survives(format: str, stored: str, tmp_path: Path) -> None:
     odd = {"float32": 1 / 3, "float16": 6e-8, "bfloat16": 3e38}[stored]
@@ -117,7 +119,7 @@ def test_without_a_dtype_every_value_survives(format: str, stored: str, tmp_path
         )
     held = card["columns"]["mlp.1"]
     assert held["stored_dtype"] == stored
-    assert held["dtype"] == (stored if stored in FORMATS[format].known else "float32")
+    assert held["dtype"] == (stored if stored in format_of(format).known else "float32")
 
 
 def test_bfloat16_is_kept_where_it_is_asked_for_and_read_by_tensorstore(fake: Fake, tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_contexts_lie_one_after_another_in_every_flat_format(fake: Fake, tmp_pat
         assert card["contexts"] == sum(int(n) // 2 for n in (3, 1, 4, 1, 5, 9, 2, 6))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 def test_the_card_lists_every_file_with_its_size_and_checksum(format: str, fake: Fake, tmp_path: Path) -> None:
     export(fake, tmp_path / "out", format=format, name=["residual.10"], shuffle=11)
     card = json.loads((tmp_path / "out/export.json").read_text())
@@ -157,7 +159,7 @@ def test_the_card_lists_every_file_with_its_size_and_checksum(format: str, fake:
 
 
 def test_two_exports_of_one_request_are_the_same_bytes(fake: Fake, tmp_path: Path) -> None:
-    for format in FORMATS:
+    for format in format_names():
         cards = [export(fake, tmp_path / f"{format}{i}", format=format, shuffle=2, name=["residual.0"]) for i in (1, 2)]
         first, second = (
             {p: f for p, f in card["files"].items() if p not in ("README.md", "export.json")} for card in cards
@@ -209,7 +211,7 @@ def test_spans_stand_beside_the_rows_as_text_and_filter_them(tmp_path: Path, sma
             assert [span for table in tables for span in table.column("span").to_pylist()] == beside
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 def test_no_more_than_a_block_and_a_slab_are_in_memory(
     format: str, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:

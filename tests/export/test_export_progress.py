@@ -10,7 +10,8 @@ import pytest
 from fakes import Fake, write_run
 
 from harvest.__main__ import _status
-from harvest.export.export import FORMATS, Request, export_run
+from harvest.export.export import Request, export_run
+from harvest.export.known import format_names
 from harvest.runtime import terminal
 from harvest.store.remote import RemoteFiles
 
@@ -25,7 +26,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 def test_the_bytes_told_rise_to_what_was_written_and_were_expected_about_right(
     fake: Fake, tmp_path: Path, format: str
 ) -> None:

@@ -15,7 +15,8 @@ from fakes import Fake, write_run
 import harvest
 from harvest.errors import RequestError, WorkError
 from harvest.export import staging
-from harvest.export.export import FORMATS, Request, export_run
+from harvest.export.export import Request, export_run
+from harvest.export.known import format_names
 from harvest.store import arrays
 
 STORES = {
@@ -53,7 +54,7 @@ def test_rows_go_out_decoded_in_order_shuffled_and_filtered(fake: Fake, tmp_path
         assert card["columns"][name]["stored_dtype"] == run[name].stored
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", format_names())
 def test_every_format_takes_them(fake: Fake, tmp_path: Path, format: str) -> None:
     out = tmp_path / "out"
     options = {"name": ["residual.0", "residual.10"], "context": 4}

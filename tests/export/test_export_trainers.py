@@ -17,8 +17,9 @@ import safetensors.torch
 import torch
 from fakes import Fake, write_run
 
-from harvest.export import activault, llamascopium, parquet, selection
+from harvest.export import selection
 from harvest.export.export import Request, export_run
+from harvest.export.formats import activault, llamascopium, parquet
 
 NAMES = {"residual.0": 6, "attn_heads.10": 4}
 HOOKS = {"residual.0": "blocks.0.hook_resid_post", "attn_heads.10": "blocks.10.attn.hook_z"}

@@ -15,8 +15,8 @@ import torch
 
 from harvest.export.folder import Folder
 from harvest.export.format import Format
-from harvest.export.hf import write_description, write_stream
-from harvest.export.parquet import ARROW, file_ranges, rows_with_tokens
+from harvest.export.formats.hf import write_description, write_stream
+from harvest.export.formats.parquet import ARROW, file_ranges, rows_with_tokens
 from harvest.export.selection import Column, Selected
 
 TOKENS = "token_ids"
@@ -67,7 +67,7 @@ def _contexts(column: Column, context: int, rows: torch.Tensor) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(outer), lists)
 
 
-SAELENS = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16"),
     known=("float32", "float16"),

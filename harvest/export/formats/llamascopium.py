@@ -12,7 +12,7 @@ import numpy as np
 
 from harvest.export.folder import Folder
 from harvest.export.format import Format
-from harvest.export.safetensors import header, pieces, raw
+from harvest.export.formats.safetensors import header, pieces, raw
 from harvest.export.selection import Column, Selected
 from harvest.store import layout
 
@@ -48,7 +48,7 @@ def _write_chunk(selected: Selected, column: Column, folder: Folder, path: str, 
         file.write(np.ones((2, *shape), "<i4"))  # every row is a real token: both masks
 
 
-LLAMASCOPIUM = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16", "bfloat16"),
     known=("float32", "float16", "bfloat16"),

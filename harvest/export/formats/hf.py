@@ -11,7 +11,14 @@ import pyarrow as pa
 
 from harvest.export.folder import Folder
 from harvest.export.format import Format
-from harvest.export.parquet import CONFIG, column_array, column_type, file_ranges, rows_with_tokens, token_schema
+from harvest.export.formats.parquet import (
+    CONFIG,
+    column_array,
+    column_type,
+    file_ranges,
+    rows_with_tokens,
+    token_schema,
+)
 from harvest.export.selection import Selected
 
 
@@ -72,7 +79,7 @@ def write_description(folder: Folder, features: Mapping[str, Any], files: Sequen
     folder.blob("state.json", json.dumps(state, indent=2).encode())
 
 
-HF = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16"),
     known=("float32", "float16"),

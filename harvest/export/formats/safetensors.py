@@ -57,7 +57,7 @@ def write(selected: Selected, folder: Folder) -> Mapping[str, Any]:
     return {}
 
 
-SAFETENSORS = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16", "bfloat16"),
     known=("float32", "float16", "bfloat16"),

@@ -13,8 +13,8 @@ import numpy as np
 
 from harvest.export.folder import Folder
 from harvest.export.format import Format
+from harvest.export.formats.safetensors import raw
 from harvest.export.naming import site_and_layer
-from harvest.export.safetensors import raw
 from harvest.export.selection import Column, Selected
 from harvest.records import ArraySpec
 from harvest.store import layout
@@ -62,7 +62,7 @@ def _json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, allow_nan=False).encode()
 
 
-ZARR = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16", "bfloat16"),
     known=("float32", "float16"),

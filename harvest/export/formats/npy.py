@@ -33,6 +33,6 @@ def write(selected: Selected, folder: Folder) -> Mapping[str, Any]:
     return {}
 
 
-NPY = Format(
+FORMAT = Format(
     write=write, dtypes=tuple(DESCR), known=tuple(DESCR), opens='numpy.load("{folder}/{label}.npy", mmap_mode="r")'
 )

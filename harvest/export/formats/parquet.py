@@ -110,7 +110,7 @@ def _write_group(writer: Any, held: list[pa.Table]) -> None:
         writer.write_table(table, row_group_size=max(1, len(table)))
 
 
-PARQUET = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16"),
     known=("float32", "float16"),

@@ -119,7 +119,7 @@ class _Sums:
         }
 
 
-ACTIVAULT = Format(
+FORMAT = Format(
     write=write,
     dtypes=("float32", "float16", "bfloat16"),
     known=("float32", "float16", "bfloat16"),
