@@ -87,7 +87,7 @@ def test_wrong_places_are_refused(fake: Fake, tmp_path: Path, capsys: pytest.Cap
         ("npy", fake.path, f"{fake.path}/export", "within the run"),
         ("npy", tmp_path / "taken", tmp_path / "new", "not a run"),
         ("npy", fake.path, "s3://key:secret@bucket/x", "credentials"),
-        ("csv", fake.path, tmp_path / "new", "npy, safetensors"),
+        ("csv", fake.path, tmp_path / "new", "npy, parquet"),
         ("gguf", fake.path, tmp_path / "new", "add --directions"),
     ]:
         assert names in refused(capsys, tmp_path, format, run, out)
