@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -71,16 +72,27 @@ def plan(
 
 @app.command()
 def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
-    """Runs a job, or resumes it where its ledger ends."""
-    request = _request(job, overrides)
-    from harvest import show
-    from harvest.runtime import coordinate
-
+    """Runs a job, or resumes it where its ledger ends; --json: events, a line each (schemas/events.schema.json)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = coordinate.run(request, observer=_observer(json), begin=_BEGIN)
-    _print(show.run(found), json)
-    for warning in show.warnings(found):
-        print(f"harvest: warning: {warning}", file=sys.stderr, flush=True)
+    with contextlib.ExitStack() as last:
+        from harvest.runtime.telling import run_told
+
+        told = last.enter_context(run_told(sys.stdout)) if json else None
+        request = _request(job, overrides)
+        if told is not None:
+            told.begun(request.run.path)
+        from harvest import show
+        from harvest.runtime import coordinate
+
+        observer = _observer() if told is None else told
+        found = coordinate.run(request, observer=observer, begin=_BEGIN)
+        shown = show.run(found)
+        if told is None:
+            print(shown.text, flush=True)
+        for warning in show.warnings(found):
+            observer.warned(warning)
+        if told is not None:
+            told.completed(shown.data)
 
 
 @app.command()
@@ -107,7 +119,7 @@ def verify(
         from harvest.repair import repair_run  # loads what a run needs
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        mended = repair_run(run, observer=_observer(json))
+        mended = repair_run(run, observer=None if json else _observer())
         _print(show.Shown(mended.text, mended.data), json)
         report = mended.after
     else:
@@ -223,11 +235,11 @@ def _request(job: str, overrides: list[str] | None) -> Any:
     return load_job(job, overrides or ())
 
 
-def _observer(json: bool) -> Any:
-    """Who hears of the work: nobody but of warnings, a person at a terminal, or a log."""
-    from harvest.runtime import progress, terminal
+def _observer() -> Any:
+    """Who hears of the work: a person at a terminal, or a log."""
+    from harvest.runtime.terminal import person
 
-    return progress.Quiet() if json else terminal.person(sys.stderr)
+    return person(sys.stderr)
 
 
 def _print(shown: Any, json: bool) -> None:
@@ -250,7 +262,7 @@ def main() -> None:
 
 
 def _status(arguments: list[str]) -> int:
-    from harvest.errors import HarvestError
+    from harvest.errors import HarvestError, ending
 
     try:
         result = app(arguments, standalone_mode=False)
@@ -258,16 +270,16 @@ def _status(arguments: list[str]) -> int:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except HarvestError as error:
-        return _say(str(error), error.status)
+        return _say(*ending(error))
     except typer.Exit as ended:
         return int(ended.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        return _say("interrupted; the same command resumes", 130)
+        return _say(*ending(KeyboardInterrupt()))
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of click, which typer carries inside or beside itself
             return _say(error.format_message(), 2)
         traceback.print_exc()
-        return _say(f"failed: {type(error).__name__}: {error}", 1)
+        return _say(*ending(error))
 
 
 def _say(text: str, status: int) -> int:

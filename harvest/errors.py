@@ -48,3 +48,14 @@ class InterruptError(HarvestError):
     """Stopped on request; the same command resumes."""
 
     status = 130
+
+
+def ending(error: BaseException) -> tuple[str, int]:
+    """How a command ends with an error: the last line that it says, and its exit status."""
+    if isinstance(error, HarvestError):
+        text, status = str(error), error.status
+    elif isinstance(error, KeyboardInterrupt):
+        text, status = "interrupted; the same command resumes", 130
+    else:
+        text, status = f"failed: {type(error).__name__}: {error}", 1
+    return " ".join(text.split()), status

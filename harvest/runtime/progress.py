@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from harvest.pipeline import Progress as Advance
-from harvest.plan import Plan
-from harvest.records import ShardRecord
+if TYPE_CHECKING:  # torch, which whoever tells of a job that is wrong by itself does without
+    from harvest.pipeline import Progress as Advance
+    from harvest.plan import Plan
+    from harvest.records import ShardRecord
 
 
 class Lines:

@@ -10,9 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from harvest.pipeline import Progress
 from harvest.records import ShardRecord
+
+if TYPE_CHECKING:  # torch, which reading a run's status does without
+    from harvest.pipeline import Progress
+    from harvest.plan import Plan
 
 WINDOW_SECONDS = 60.0
 """Speeds are those of the last minute: workers come and go."""
@@ -28,6 +32,12 @@ class Expected:
     tokens: int | None
     rows: int | None = None
     shards: int | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Expected:
+        """As this plan judges."""
+        told = plan.estimate
+        return cls(documents=told.documents, tokens=told.tokens, rows=told.rows, shards=told.shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

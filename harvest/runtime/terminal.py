@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -22,11 +22,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from harvest.pipeline import Progress as Advance
-from harvest.plan import Plan
-from harvest.records import ShardRecord
 from harvest.runtime.progress import Lines, Observer, Quiet, plain
 from harvest.runtime.tally import Expected, Tally, clock_text
+
+if TYPE_CHECKING:
+    from harvest.pipeline import Progress as Advance
+    from harvest.plan import Plan
+    from harvest.records import ShardRecord
 
 LOG_SECONDS = 10.0
 """Between two lines of a log that say how far it is."""
@@ -42,12 +44,6 @@ def on_screen(stream: TextIO) -> bool:
 def person(stream: TextIO) -> Observer:
     """Tells whoever reads the stream: on a terminal or in a log."""
     return Terminal(stream) if on_screen(stream) else Log(stream)
-
-
-def expected_of(plan: Plan) -> Expected:
-    """What a plan judges that the run will come to."""
-    told = plan.estimate
-    return Expected(documents=told.documents, tokens=told.tokens, rows=told.rows, shards=told.shards)
 
 
 class Bar(Progress):
@@ -75,7 +71,7 @@ class Bar(Progress):
 
     def tell(self, text: str) -> None:
         """A line of its own, above the bar."""
-        self.console.print(Text(plain(text)), highlight=False)
+        self.console.print(Text(plain(text)), soft_wrap=True)
 
     def end(self, *, complete: bool) -> None:
         """Draws it for the last time."""
@@ -106,7 +102,7 @@ class Terminal(Quiet):
         self._bar.speed = lambda: _speed(self._tally)
 
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None:
-        self._tally.start(expected_of(plan), committed)
+        self._tally.start(Expected.of(plan), committed)
         self._bar.say("loading the model")
         self._bar.start()
         if committed:
@@ -164,7 +160,7 @@ class Log(Quiet):
         self._lines.say(f"harvest: {text}")
 
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None:
-        self._tally.start(expected_of(plan), committed)
+        self._tally.start(Expected.of(plan), committed)
         begun = f"going on after {_shards(len(committed))} committed earlier" if committed else "begins"
         self._say(f"{plan.job.run.path} {begun}: {len(plan.names)} names  {self._tally.counts_text}")
 

@@ -94,7 +94,7 @@ def test_json_of_every_command_parses_and_tells_the_same_as_the_disk(
 ) -> None:
     planned = json.loads(command("plan", job, "--json")[1])
     assert (planned["documents"], planned["shards"]) == (10, 3)
-    ran = json.loads(command("run", job, "--json")[1])
+    ran = json.loads(command("run", job, "--json")[1].splitlines()[-1])
     plain = read_plain(tmp_path / "run")
     rows = len(plain.rows["residual.0"])
     assert (ran["rows"], ran["documents"], ran["shards"]) == (rows, 10, 3)
