@@ -37,14 +37,23 @@ class Job(Settings):
     """What the user asks for."""
 
     model: ModelSettings
+    """Which checkpoint, and how it is loaded."""
     data: DataSettings
+    """Which documents."""
     run: RunSettings
+    """Where results go and what works on them."""
     chat: ChatSettings = ChatSettings()
+    """How chat messages become text."""
     tokens: TokenSettings = TokenSettings()
+    """How documents become the windows that the model reads."""
     capture: CaptureSettings = CaptureSettings()
+    """Which vectors are taken."""
     store: StoreSettings = StoreSettings()
+    """How rows are kept."""
     statistics: StatisticsSettings = StatisticsSettings()
+    """Sums over the rows of every name."""
     directions: Annotated[tuple[DirectionSettings, ...], Field(strict=False)] = ()
+    """Concepts, a table each."""
     answers: dict[str, str] = Field(default={})
     """What the model should say: value of the directions' column, or column of `data.contrast` -> text."""
 

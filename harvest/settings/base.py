@@ -17,9 +17,14 @@ _SHOWN = 200
 
 
 class Settings(BaseModel):
-    """One table of the job file. Unknown keys are errors; TOML types are taken as they are."""
+    """One table of the job file. Unknown keys are errors; TOML types are taken as they are.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    What stands under a setting describes it in the schema and on the page of the job file.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 def shown(value: Any) -> str:

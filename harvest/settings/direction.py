@@ -119,24 +119,27 @@ class DirectionSettings(Settings):
     """One concept, whose directions are accumulated while the data streams by."""
 
     name: str = Field(pattern=DIRECTION_NAME)
+    """Of the concept; its files are called so."""
     column: str | None = Field(default=None, min_length=1)
     """Says which group a document is in."""
     positive: Values = None
-    """Its values in group A, as text; or {tokens, embedding}: the group is tokens, and no document is read."""
+    """Its values in group A, which the direction points to, as text; or tokens, and no document is read."""
     negative: OthersToo = None
     """Those of group B; `rest` for all others."""
     read: Annotated[Any, BeforeValidator(_check_reads)] = "last"
-    """`last`, `first`, `mean`, `all`, an int, {span, pool}, {at, on}, or a tuple of these."""
+    """Where a document's state is read; `all`: every token is an example. A list reads at each."""
     modes: Annotated[tuple[Mode, ...], Field(strict=False, min_length=1)] = ("mean_difference",)
+    """Formulas, each made from the same examples."""
     pair: str | None = None
-    """`order`, or `column:NAME`."""
+    """By what an example of A and one of B belong together: k-th with k-th in dataset order, or a key."""
     weight: str | None = None
-    """`column:NAME`, or `logit_diff`."""
+    """Of an example; `logit_diff`: how clearly the model itself answers right, which needs [answers]."""
     correct_only: bool = False
+    """Leaves out what the model gets wrong; needs [answers]."""
     holdout: Annotated[Any, BeforeValidator(_check_holdout)] = 0.2
-    """Share kept for evaluation, or `column:NAME` (rows whose value is `test`)."""
+    """Share kept for evaluation and never in a sum, or the column whose value `test` says so."""
     examples: int = Field(default=4096, ge=1, le=MOST)
-    """Kept at most, of each group and part."""
+    """Kept at most, of each group and part, for figures and for the modes that are no plain sums."""
     check: int = Field(default=0, ge=0, le=MOST)
     """Documents, held-out ones where any are, on which adding the direction is tried; needs [answers]."""
 

@@ -52,18 +52,23 @@ class ModelSettings(Settings):
     name: str = Field(min_length=1)
     """Hub id, folder, `.gguf` file or `package:NAME/inside/path`."""
     revision: str = "main"
+    """Branch, tag or commit on the hub; the commit that it stands for is recorded."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto`: the checkpoint's own."""
+    """What the forward computes in; `auto`: the checkpoint's own."""
     device: str = "auto"
+    """`cpu`, `cuda` or `cuda:1`; `auto`: the first CUDA device where there is one."""
     attention: str = "auto"
+    """Implementation, as in transformers: `sdpa`, `eager`, `flash_attention_2`, ..."""
     device_map: str | dict[str, int | str] | None = None
     """How accelerate spreads a replica: a way of its own, or module -> device, `cpu` or `disk`."""
     trust_remote_code: bool = False
+    """Whether code that comes with the checkpoint may run."""
     adapter: str | None = Field(default=None, min_length=1)
     """PEFT adapter on top of the checkpoint: a folder, a hub id or `package:NAME/inside/path`."""
     quantization: Literal["nf4", "int8"] | None = None
     """By bitsandbytes, while the weights are loaded."""
     options: dict[str, Any] = Field(default={})
+    """Further options of `from_pretrained`, such as `max_memory`."""
 
     @field_validator("device_map", mode="before")
     @classmethod

@@ -17,12 +17,17 @@ class DataSettings(Settings):
     """The dataset, as `datasets.load_dataset` takes it, or local files by path or glob."""
 
     path: str = Field(min_length=1)
+    """Hub id, folder, file, glob, URL or `package:NAME/inside/path`."""
     name: str | None = None
+    """Configuration of a dataset on the hub."""
     files: str | Annotated[list[str], Field(strict=False)] | dict[str, Any] | None = None
+    """Names and globs within `path`; or split -> these."""
     split: str | None = None
+    """Needed where there are several."""
     revision: str | None = None
+    """Branch, tag or commit of a dataset on the hub; the commit that it stands for is recorded."""
     text: str | None = Field(default=None, min_length=1)
-    """Column with text (dotted for nested fields); `text` where none of the three is given."""
+    """Column with text (dotted for nested fields); `text` where no other kind of column is given."""
     messages: str | None = Field(default=None, min_length=1)
     """Column with chat messages, or a plain string for one user turn."""
     ids: str | None = Field(default=None, min_length=1)
@@ -32,12 +37,18 @@ class DataSettings(Settings):
     spans: str | None = Field(default=None, min_length=1)
     """Column of `{name, start, end}`: characters of the text, tokens of ids; null for none."""
     keep: Names | None = None
+    """Columns that `documents()` keeps beside each document; `@file` is the name of the source file. By default those
+    that directions name."""
     limit: int | None = Field(default=None, ge=1, le=MOST)
+    """At most so many documents, of those that `sample` keeps; may grow on resume."""
     max_tokens: int | None = Field(default=None, ge=1, le=MOST)
+    """At most so many tokens, in dataset order, cut between documents; may grow on resume."""
     sample: float | None = Field(default=None, gt=0, le=1)
     """Share of the documents, by hash of (document id, seed)."""
     seed: int = 0
+    """Of `sample`."""
     on_bad: Literal["fail", "skip"] = "fail"
+    """A document that cannot be used stops the run, or is left out, counted and listed with the reason."""
 
     @field_validator("keep")
     @classmethod
@@ -72,23 +83,34 @@ class ChatSettings(Settings):
     """How chat messages become text."""
 
     generation_prompt: bool | Auto = "auto"
-    """`auto`: when the last turn is the user's."""
+    """Whether a chat ends with the header of the assistant's turn; `auto`: when the last turn is the user's."""
     system: str | None = None
+    """A system message in front of chats that have none of their own."""
     kwargs: dict[str, Any] = Field(default={})
+    """Further variables of the chat template."""
 
 
 class TokenSettings(Settings):
     """From documents to the windows that the model reads."""
 
     context: Count = "auto"
+    """Tokens of the longest window; `auto`: the model's own limit, at most 2,048."""
     long: Literal["chunk", "truncate", "fail"] = "chunk"
+    """Longer documents are cut into windows, cut off, or an error."""
     tokenizer: str | None = None
+    """Hub id, folder or `package:` of another tokenizer than the model's."""
     bos: Literal["auto", "always", "window", "never"] = "auto"
+    """`auto`: what the tokenizer does by itself; `always`: exactly one a document; `window`: every window begins with
+    one, which is no row after the first window."""
     separator: Literal["eos", "bos", "none"] = "eos"
+    """What joins documents where they are `concatenated`; its row belongs to the document that it closes."""
     special_in_text: Literal["literal", "parse"] = "literal"
+    """Whether text that spells a special token is text, or that token."""
     batch: Count = "auto"
-    """Tokens of one forward, padding included."""
+    """Tokens of one forward, padding included; 1 runs every window alone."""
     batching: Literal["auto", "sorted", "packed", "concatenated"] = "auto"
+    """`sorted`: windows of like length together, which `auto` stands for; `packed`: several in a row, kept apart;
+    `concatenated`: the stream, in which documents see each other."""
 
 
 def _check_layers(value: Any) -> Any:
@@ -142,15 +164,17 @@ class CaptureSettings(Settings):
     """Which vectors are taken."""
 
     sites: Names = Field(default=("residual",), min_length=1)
+    """Places in the model, `attn.15` for one at a single layer; `harvest sites MODEL` lists a model's."""
     layers: Layers = "all"
-    """`all`, or a tuple of ints; negative counts from the end."""
+    """Of the sites that are given without one; negative counts from the end."""
     positions: Positions = "all"
-    """`all`, `last`, `first`, a tuple of ints, {every}, {sample} or {span}."""
+    """Which tokens get a row; numbers count in the whole document, negative from its end."""
     pool: Annotated[tuple[Literal["mean", "last", "max"], ...], Field(strict=False, min_length=1)] | None = None
     """One more row per document and name, over its stored rows; float32."""
     exclude: Exclude = ()
     """`bos`, `special` and token ids that are left out, never shifting the rest."""
     store: bool = True
+    """`false`: sums alone are kept, no rows."""
 
     @field_validator("pool")
     @classmethod
@@ -162,35 +186,51 @@ class StoreSettings(Settings):
     """How rows are kept."""
 
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
+    """`auto`: as captured; `int8` with a float32 scale a row. A value that does not fit is an error."""
     compression: Literal["none", "zstd"] = "none"
+    """`none`: raw rows that can be mapped; `zstd`: each inner chunk is compressed."""
     chunk_mb: float = Field(default=8, gt=0, le=1024)
     """MiB of an inner chunk, at most: compressed, those of all names together are at most 16."""
     shard_documents: Count = "auto"
+    """Source rows of a shard, the unit of work and retry."""
     memory_gb: Amount = "auto"
+    """What one worker may need; the plan refuses a job beyond it."""
 
 
 class StatisticsSettings(Settings):
     """Reductions that every run can keep beside or instead of its rows."""
 
     moments: bool = True
+    """Count, mean, variance, norms and extremes of every name."""
     covariance: bool = False
+    """float64 [width, width] of every name."""
 
 
 class RunSettings(Settings):
-    """Where results go and what works on them; nothing here changes a value that is stored."""
+    """Where results go and what works on them."""
 
     path: str = Field(min_length=1)
+    """A folder, or a URL that fsspec knows (`s3://`, `gs://`)."""
     storage: dict[str, Any] = Field(default={})
+    """Options of the store, such as `endpoint_url` and `profile`; secrets come from the environment only."""
     workers: Count = "auto"
+    """Replicas of the model; `auto`: one for each GPU, or one. More than one means Ray."""
     executor: Literal["auto", "inline", "ray"] = "auto"
+    """This process, or Ray; `auto`: Ray for several workers and where there is a cluster."""
     address: str | None = None
+    """Of a Ray cluster that is there already; without one, Ray is started on this machine."""
     gpus_per_worker: Amount = "auto"
+    """What a worker takes of a node; `auto`: one on CUDA, else none."""
     cpus_per_worker: Amount = "auto"
+    """What a worker takes of a node; `auto`: one."""
     resources: dict[str, float] = Field(default={})
     """Custom resources of the cluster's nodes that a worker takes: name -> amount."""
     threads: Threads = "auto"
+    """Of PyTorch in each worker; `auto`: this machine's cores. The last bits depend on it; a resumed run keeps it."""
     attempts: int = Field(default=3, ge=1, le=MOST)
+    """Tries at a shard before the run fails."""
     overwrite: bool = False
+    """`true` removes the files of an earlier run here, and only those, and begins anew."""
 
     @field_validator("resources")
     @classmethod
