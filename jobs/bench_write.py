@@ -1,6 +1,6 @@
 """Writing: bytes/s of an attempt against one plain sequential file write of the same bytes, in pairs.
 
-    python jobs/bench_write.py [--folder /tmp] [--names 8] [--rows 16384] [--pairs 9]
+    python jobs/bench_write.py [--folder /tmp] [--names 8] [--rows 16384] [--pairs 5]
 
 Both are measured without fsync (page cache) and with it (plain: one file, one fsync; ours: every object and folder).
 The attempt checksums what it writes. What the kernel still holds is flushed before each measurement.
@@ -14,10 +14,13 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from measuring import Found, Row, in_turn, main, ratios
 
 from harvest.records import ArraySpec
 from harvest.store.attempt import AttemptWriter
@@ -48,43 +51,38 @@ def plain(folder: Path, rows: np.ndarray, turns: int, names: int) -> None:
         os.fsync(file.fileno())
 
 
-def seconds(way: object, parent: str, rows: np.ndarray, turns: int, names: int) -> float:
+def seconds(way: Callable[..., None], parent: str, rows: np.ndarray, turns: int, names: int) -> float:
     folder = Path(tempfile.mkdtemp(dir=parent))
     try:
         os.sync()
         begin = time.perf_counter()
-        way(folder, rows, turns, names)  # type: ignore[operator]
+        way(folder, rows, turns, names)
         return time.perf_counter() - begin
     finally:
         shutil.rmtree(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", default=tempfile.gettempdir())
-    parser.add_argument("--names", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=16_384)
-    parser.add_argument("--pairs", type=int, default=9)
-    options = parser.parse_args()
-    turns = max(1, options.rows // ROWS_PER_APPEND)
+def measure(asked: argparse.Namespace, durable: bool) -> Found:
+    turns = 1 if asked.quick else max(1, asked.rows // ROWS_PER_APPEND)
     rows = np.random.default_rng(0).standard_normal((ROWS_PER_APPEND, WIDTH), np.float32)
-    size = rows.nbytes * turns * options.names / 1e9
-    print(f"{options.names} names, {size:.2f} GB in {options.folder}; {options.pairs} pairs; GB/s are medians")
-    print("| durable | plain GB/s | store GB/s | ratio, median | ratio, quartiles |\n| --- | --- | --- | --- | --- |")
-    for durable in (False, True):
-        fsync = os.fsync if durable else lambda handle: None
-        with mock.patch.object(os, "fsync", fsync):
-            pairs = [
-                (
-                    seconds(plain, options.folder, rows, turns, options.names),
-                    seconds(ours, options.folder, rows, turns, options.names),
-                )
-                for _ in range(options.pairs + 1)
-            ][1:]
-        low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
-        speeds = [size / statistics.median(times) for times in zip(*pairs)]
-        print(f"| {durable} | {speeds[0]:.2f} | {speeds[1]:.2f} | {middle:.2f} | {low:.2f} to {high:.2f} |")
+    sides = (partial(seconds, way, asked.folder, rows, turns, asked.names) for way in (plain, ours))
+    with mock.patch.object(os, "fsync", os.fsync if durable else lambda handle: None):
+        timings = in_turn(*sides, asked.pairs)
+    size = rows.nbytes * turns * asked.names / 1e9
+    theirs, own = (size / statistics.median(side) for side in zip(*timings))
+    return Found(figures=ratios(timings), remark=f"{own:.2f} against {theirs:.2f} GB/s, {size:.2f} GB")
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    yield Row(what="writing, durable / one plain file", goal=0.8, measure=partial(measure, asked, True))
+    yield Row(what="writing to the page cache / one plain file", goal=None, measure=partial(measure, asked, False))
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--folder", default=tempfile.gettempdir())
+    options.add_argument("--names", type=int, default=8)
+    options.add_argument("--rows", type=int, default=16_384)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, more)
