@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from harvest.export.known import format_names
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Before torch is loaded. Threads that spin at every barrier while a neighbour holds one of their cores make a forward
 # 3 to 10 times slower; our own reader and writer are such neighbours.
@@ -96,12 +98,42 @@ def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
 
 
 @app.command()
-def status(run: RunFolder, json: Json = False) -> None:
+def status(
+    run: RunFolder,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow it until it is complete, or nobody works on it.")
+    ] = False,
+    every: Annotated[float | None, typer.Option(metavar="SECONDS", help="With --watch: between two looks; 5.")] = None,
+    json: Json = False,
+) -> None:
     """Committed, running, failed and missing shards of a run; rows and rates."""
     from harvest import show
+    from harvest.errors import RequestError
+    from harvest.runtime import events
     from harvest.runtime.status import status_of
+    from harvest.runtime.telling import Teller, last_word
 
-    _print(show.status(status_of(run)), json)
+    if every is not None and not watch:
+        raise RequestError(f"--every {every:g}: how often to look is for --watch alone; add it")
+    teller = Teller(sys.stdout, run)
+    if not watch:
+        shown = show.status(status_of(run))
+        if json:
+            teller.tell(events.Status, **shown.data)
+        else:
+            print(shown.text)
+        return
+    from harvest.runtime import watch as watching
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if json:
+        with last_word(teller, events.WatchEnded):
+            watching.watch(run, every, lambda found, _: teller.tell(events.Status, **show.status(found).data))
+            teller.tell(events.WatchEnded, status=0, error=None)
+        return
+    with watching.shown(sys.stderr) as seen:
+        found = watching.watch(run, every, seen)
+    print(show.status(found).text)
 
 
 @app.command()
@@ -170,9 +202,7 @@ def report(
 def export(
     format: Annotated[
         str,
-        typer.Argument(
-            metavar="FORMAT", help="npy, safetensors, parquet, hf, zarr, saelens, llamascopium or activault."
-        ),
+        typer.Argument(metavar="FORMAT", help=f"One of {', '.join(format_names())}."),
     ],
     run: RunFolder,
     out: Annotated[str, typer.Argument(metavar="OUT", help="A new or empty folder, or a URL.")],
