@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-peers lint chaos bench bench-peers schemas clean
+.PHONY: demo test test-peers lint docs chaos bench bench-peers schemas clean
 
 demo: $(VENV)/demo-installed
 	$(BIN)/harvest run jobs/demo.toml
@@ -43,6 +43,10 @@ lint: $(VENV)/test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+
+docs: $(VENV)/test-installed
+	$(BIN)/mkdocs build --quiet --strict -f docs/mkdocs.yml
+	@echo build/docs/index.html
 
 docs: $(VENV)/test-installed
 	$(BIN)/mkdocs build --quiet --strict -f docs/mkdocs.yml
