@@ -48,10 +48,6 @@ docs: $(VENV)/test-installed
 	$(BIN)/mkdocs build --quiet --strict -f docs/mkdocs.yml
 	@echo build/docs/index.html
 
-docs: $(VENV)/test-installed
-	$(BIN)/mkdocs build --quiet --strict -f docs/mkdocs.yml
-	@echo build/docs/index.html
-
 chaos: $(VENV)/test-installed
 	$(BIN)/python jobs/chaos.py --kills 30
 	$(BIN)/python jobs/chaos.py --kills 20 --workers 3
