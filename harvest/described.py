@@ -43,7 +43,7 @@ class Described:
 
 def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Described:
     if model is None:
-        _refuse_layers(job)
+        _refuse_early(job)
     # torch and transformers take seconds: only once the request is plausible
     from harvest.model import (
         adapter,
@@ -96,13 +96,14 @@ def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Descri
     )
 
 
-def _refuse_layers(job: Job) -> None:
+def _refuse_early(job: Job) -> None:
     """The commonest of the wrong settings that depend on the model."""
-    from harvest.model import checkpoint, sites
+    from harvest.model.told import told_by
 
-    told = checkpoint.layers_told(job.model.name, job.model.revision)
-    if told is not None:
-        sites.resolve_layers(job.capture.layers, told)
+    told = told_by(job.model.name, job.model.revision)
+    told.refuse(job.capture.sites, job.capture.layers)
+    if told.positions is not None:
+        _context(job, told.positions, told.positions)
 
 
 def refuse_loading(job: Job) -> None:

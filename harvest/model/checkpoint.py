@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from harvest.errors import RequestError
 LONGEST_NAME = 1024
 """Characters of a model's name or path; file systems take no more in one piece."""
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""How configs call the number of blocks."""
 HUB_SECONDS = 5.0
 """Until the hub counts as out of reach."""
 
@@ -75,30 +72,20 @@ def locate(name: str, revision: str = "main", setting: str = "model.name") -> Ch
     return Checkpoint(where=name, gguf_file=None, revision=revision)
 
 
-def layers_told(name: str, revision: str) -> int | None:
-    """Blocks of a model in a folder, as its config.json says in plain words; None where it does not, or is elsewhere.
+def config_file(checkpoint: Checkpoint) -> Path | None:
+    """Its config.json, where it is on this machine already."""
+    if checkpoint.revision is None:
+        return Path(checkpoint.where, "config.json")
+    from huggingface_hub import try_to_load_from_cache
 
-    Known at once, where asking transformers takes seconds. Raises RequestError as `locate` does.
-    """
-    checkpoint = locate(name, revision)
-    if checkpoint.local is None or checkpoint.gguf_file is not None:
-        return None
-    try:
-        config = json.loads(Path(checkpoint.where, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # told in its own words where the model is loaded
-        return None
-    if not isinstance(config, dict) or {"auto_map", "text_config", "is_encoder_decoder"} & config.keys():
-        return None
-    told = [config[key] for key in LAYERS if isinstance(config.get(key), int)]
-    return told[0] if len(set(told)) == 1 and told[0] > 0 else None
+    path = try_to_load_from_cache(checkpoint.where, "config.json", revision=checkpoint.revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def commit_of(checkpoint: Checkpoint) -> str | None:
     """The commit of a hub id, once its config has been loaded: as the cache knows it, so that no network is needed."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(checkpoint.where, "config.json", revision=checkpoint.revision)
-    return Path(path).parent.name if isinstance(path, str) else None
+    path = config_file(checkpoint)
+    return None if path is None else path.parent.name
 
 
 def pinned(checkpoint: Checkpoint) -> Checkpoint:

@@ -11,7 +11,8 @@ import functools
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -81,3 +82,25 @@ def read_once() -> Iterator[None]:
         yield
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map = found
+
+
+class Told(NamedTuple):
+    """What a header says of the model."""
+
+    kind: str
+    layers: int
+    positions: int | None
+
+
+def told(path: Path) -> Told | None:
+    """What a header says in plain words; None where it does not, which loading tells in its own words."""
+    try:
+        fields = _reader(path).fields
+        kind = str(fields["general.architecture"].contents())
+        found = {key: fields.get(f"{kind}.{key}") for key in ("block_count", "context_length")}
+        layers, positions = (field and field.contents() for field in found.values())
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    if not isinstance(layers, int) or layers < 1:
+        return None
+    return Told(kind=kind, layers=layers, positions=positions if isinstance(positions, int) else None)

@@ -1,18 +1,21 @@
-"""What each site is: the input or the output of one module, told from the table of architectures.
+"""What each site is: the input or the output of one module, told from the table of architectures; and its names.
 
 None is computed from two values, so what is captured is what the model itself went on with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from harvest.errors import RequestError
 from harvest.model.architectures import Architecture, architecture_of, config_of, says
 from harvest.model.probe import Side
+from harvest.settings.base import nearest
 
 Layer = int | None
 MODULES: dict[str, Side] = {"module": "output", "module_input": "input"}
@@ -102,7 +105,11 @@ MISLEADING = {
 
 def point_of(model: Any, site: str) -> Point | str:
     """Where a site is read on this model, or why the model has none; single blocks may still lack the module."""
-    architecture, config = architecture_of(model), config_of(model)
+    return point_in(architecture_of(model), config_of(model), site)
+
+
+def point_in(architecture: Architecture | None, config: Any, site: str) -> Point | str:
+    """The same for a model with this config."""
     if architecture is None:  # only the output of a block is sure to mean what it should
         return Point(module="") if site == "residual" else "its architecture is not in the table of sites"
     if site in SUMS and says(architecture.post_norm, config):
@@ -120,3 +127,43 @@ def has(module: nn.Module, path: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+# ---- what a job may ask for ----------------------------------------------------------------------------------------
+
+
+def split_site(asked: str) -> tuple[str, int | None]:
+    """A site of the job with its layer: ours (`attn`, or `attn.15` for one layer) or TransformerLens'."""
+    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)", asked):
+        hook = match[2]
+        return TRANSFORMER_LENS.get(hook, hook if hook in MISLEADING else asked), int(match[1])
+    if match := re.fullmatch(r"([a-z_]+)\.(-?\d+)", asked):
+        return match[1], int(match[2])
+    return asked, None
+
+
+def refuse_site(asked: str, site: str, layer: Layer, found: Any, kind: str, available: Iterable[str]) -> None:
+    """Raises RequestError for a site that there is not, or that the model has not: `found` is text and says why."""
+    known = f"this model has {', '.join([*available, *(f'{module}:PATH' for module in MODULES)])}"
+    if site not in SITES or (site in OUTSIDE and layer is not None):
+        meant = [] if site in MISLEADING or site in SITES else nearest(site, SITES)
+        hint = f"did you mean {meant[0]}? " if meant else f"{site} has no layers, so " if site in OUTSIDE else ""
+        raise RequestError(f"capture.sites = {asked!r}: {hint}{MISLEADING.get(site, 'no such site')}; {known}")
+    if isinstance(found, str):
+        raise RequestError(f"capture.sites = {asked!r}: {kind!r} has none: {found}; {known}")
+
+
+def resolve_layers(layers: str | Sequence[int], n_layers: int, asked: str | None = None) -> list[int]:
+    """True layer indices, rising and each once; negative ones count from the end.
+
+    `asked`: the setting and its value, for the message, where it is not `capture.layers`.
+    """
+    if layers == "all":
+        return list(range(n_layers))
+    for layer in layers:
+        if not -n_layers <= int(layer) < n_layers:
+            raise RequestError(
+                f"{asked or f'capture.layers = {list(layers)}'}: the model has {n_layers} layers; "
+                f"allowed are 0 to {n_layers - 1}, or -{n_layers} to -1 from the end; {layer} is none of them"
+            )
+    return sorted({int(layer) % n_layers for layer in layers})

@@ -6,14 +6,13 @@ the model, counted from 0.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, blocks_path, config_of, decoder_layers, trunk_of, unwrapped
 from harvest.model.modules import at_layer, calls_before, returns_the_stream, user_names, with_widths
-from harvest.model.points import MISLEADING, MODULES, OUTSIDE, SITES, TRANSFORMER_LENS, Name, has, point_of
+from harvest.model.points import MODULES, OUTSIDE, SITES, Name, has, point_of, refuse_site, resolve_layers, split_site
 
 __all__ = ["SITES", "Name", "decoder_layers", "resolve_layers", "resolve_names", "sites_of", "trunk_of"]
 
@@ -32,22 +31,6 @@ def resolve_names(model: Any, sites: Sequence[str], layers: str | Sequence[int])
         for name in found.names(asked, layers):
             names.setdefault(str(name), name)
     return with_widths(model, list(names.values()))
-
-
-def resolve_layers(layers: str | Sequence[int], n_layers: int, asked: str | None = None) -> list[int]:
-    """True layer indices, rising and each once; negative ones count from the end.
-
-    `asked`: the setting and its value, for the message, where it is not `capture.layers`.
-    """
-    if layers == "all":
-        return list(range(n_layers))
-    for layer in layers:
-        if not -n_layers <= int(layer) < n_layers:
-            raise RequestError(
-                f"{asked or f'capture.layers = {list(layers)}'}: the model has {n_layers} layers; "
-                f"allowed are 0 to {n_layers - 1}, or -{n_layers} to -1 from the end; {layer} is none of them"
-            )
-    return sorted({int(layer) % n_layers for layer in layers})
 
 
 class _Sites:
@@ -80,13 +63,10 @@ class _Sites:
         """The names of one entry of `capture.sites`; the width of a module of the user's is still 0."""
         if asked.partition(":")[0] in MODULES and ":" in asked:
             return user_names(self.model, asked, resolve_layers(layers, self.n_layers), every=layers == "all")
-        site, layer = _split(asked)
-        if site not in SITES or (site in OUTSIDE and layer is not None):
-            raise RequestError(f"capture.sites = {asked!r}: {MISLEADING.get(site, 'no such site')}; {self._has()}")
-        having = self.having[site]
-        if isinstance(having, str):
-            kind = self.model.config.model_type
-            raise RequestError(f"capture.sites = {asked!r}: {kind!r} has none: {having}; {self._has()}")
+        site, layer = split_site(asked)
+        having = self.having.get(site, "")
+        refuse_site(asked, site, layer, having, self.model.config.model_type, self.available)
+        assert not isinstance(having, str)
         if site in OUTSIDE:
             return [self._outside(site)]
         setting = f"capture.sites = {asked!r}"
@@ -125,19 +105,6 @@ class _Sites:
         if site in ("attn_heads", "mlp_neurons"):  # GPT-2's own linear module calls it nx
             return int(module.in_features if hasattr(module, "in_features") else module.nx)
         return int(module.weight.shape[0]) if site == "router" else self.hidden
-
-    def _has(self) -> str:
-        return f"this model has {', '.join([*self.available, *(f'{kind}:PATH' for kind in MODULES)])}"
-
-
-def _split(asked: str) -> tuple[str, int | None]:
-    """A site of the job with its layer: ours (`attn`, or `attn.15` for one layer) or TransformerLens'."""
-    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)", asked):
-        hook = match[2]
-        return TRANSFORMER_LENS.get(hook, hook if hook in MISLEADING else asked), int(match[1])
-    if match := re.fullmatch(r"([a-z_]+)\.(-?\d+)", asked):
-        return match[1], int(match[2])
-    return asked, None
 
 
 def _list(layers: Sequence[int]) -> str:

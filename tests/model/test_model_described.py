@@ -17,36 +17,9 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 import harvest
 from harvest.errors import RequestError
-from harvest.model.checkpoint import layers_told
 from harvest.model.load import context_limit, load_config, load_model
 from harvest.model.sites import resolve_names, sites_of
 from harvest.settings.model import ModelSettings
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_the_number_of_layers_is_told_by_the_config_file_or_not_at_all(family: str, tmp_path: Path) -> None:
-    """A wrong number would refuse layers that there are."""
-    tiny_config(family).save_pretrained(tmp_path)
-    assert layers_told(str(tmp_path), "main") in (LAYERS, None)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        "{",
-        "[]",
-        '{"num_hidden_layers": 3, "n_layer": 4}',
-        '{"num_hidden_layers": "3"}',
-        '{"num_hidden_layers": 0}',
-        '{"num_hidden_layers": 3, "auto_map": {}}',
-        '{"num_hidden_layers": 3, "text_config": {"num_hidden_layers": 5}}',
-    ],
-)
-def test_a_config_file_that_does_not_plainly_say_how_many_layers_there_are_says_nothing(
-    config: str, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(config)
-    assert layers_told(str(tmp_path), "main") is None
 
 
 @pytest.mark.parametrize("family", [family for family in CONFIGS if family != "t5"])
