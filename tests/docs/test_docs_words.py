@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pages import PAGES, SITE
+from pages import PAGES, SITE, blocks
 from realdata import ROOT
 
 from harvest.__main__ import app
@@ -94,6 +94,13 @@ def test_every_command_and_target_that_a_page_names_exists(page: Path) -> None:
             assert match[1] in commands, code
         if match := re.match(r"make ([\w-]+)$", code):
             assert match[1] in targets, code
+
+
+@each
+def test_no_line_of_a_block_is_cut_at_the_edge_of_the_page(page: Path) -> None:
+    """100 characters are what it has room for; lines of a console are wrapped."""
+    lines = [line for block in blocks(page) if block.language != "console" for line in block.text.splitlines()]
+    assert [line for line in lines if len(line) > 100] == []
 
 
 def test_versions_of_other_tools_are_those_that_are_run_here() -> None:
