@@ -75,27 +75,42 @@ def merged_statistics(files: Files, records: Sequence[ShardRecord], names: Seque
     return merged.result()
 
 
-def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
+class Totals:
     """Totals over commit records: the count of record, never taken from metrics."""
-    total: dict[str, Any] = dict.fromkeys(("shards", *COUNTS, "bytes"), 0)
-    tables: dict[str, dict[str, float]] = {key: {} for key in TABLES}
-    environments: list[Mapping[str, str]] = []
-    checks: dict[str, float] = {}
-    for record in records:
-        total["shards"] += 1
+
+    def __init__(self) -> None:
+        self._total: dict[str, int] = dict.fromkeys(("shards", *COUNTS, "bytes"), 0)
+        self._tables: dict[str, dict[str, float]] = {key: {} for key in TABLES}
+        self._environments: list[Mapping[str, str]] = []
+        self._checks: dict[str, float] = {}
+
+    def add(self, record: ShardRecord) -> None:
+        """One more shard."""
+        self._total["shards"] += 1
         for key in COUNTS:
-            total[key] += getattr(record, key)
-        total["bytes"] += sum(item.bytes for item in record.objects.values())
-        for key, table in tables.items():
+            self._total[key] += getattr(record, key)
+        self._total["bytes"] += sum(item.bytes for item in record.objects.values())
+        for key, table in self._tables.items():
             for name, value in getattr(record, key).items():
                 table[name] = table.get(name, 0) + value
         for name, error in record.self_check.items():
-            checks[name] = max(error, checks.get(name, 0.0))
-        if record.environment not in environments:
-            environments.append(record.environment)
-    return {
-        **total,
-        **tables,
-        "self_check": checks,
-        "environments": [dict(environment) for environment in environments],
-    }
+            self._checks[name] = max(error, self._checks.get(name, 0.0))
+        if record.environment not in self._environments:
+            self._environments.append(record.environment)
+
+    def data(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            **self._total,
+            **{key: dict(table) for key, table in self._tables.items()},
+            "self_check": dict(self._checks),
+            "environments": [dict(environment) for environment in self._environments],
+        }
+
+
+def summarise(records: Iterable[ShardRecord]) -> dict[str, Any]:
+    """Totals over commit records, as plain values."""
+    totals = Totals()
+    for record in records:
+        totals.add(record)
+    return totals.data()

@@ -176,45 +176,59 @@ class Stages:
         }
 
 
+class Worked:
+    """The seconds that committed shards tell, added up over workers."""
+
+    def __init__(self) -> None:
+        self._total: dict[str, float] = {}
+        self._starts = 0
+
+    def add(self, record: ShardRecord) -> None:
+        """One more shard; records of earlier versions have no more than some stages, and tell nothing."""
+        if WHOLE in record.seconds:
+            self._starts += "start" in record.seconds
+            for key, seconds in record.seconds.items():
+                self._total[key] = self._total.get(key, 0.0) + seconds
+
+    def stages(self) -> Stages | None:
+        """What they come to; None where none tells."""
+        get, whole = self._total.get, self._total.get(WHOLE, 0.0)
+        if whole <= 0.0:
+            return None
+        idle, blocked, starved = get("forward.idle", 0.0), get("forward.blocked", 0.0), get("read.idle", 0.0)
+        waits: dict[str, tuple[float, float | None]] = {
+            "read": (starved, max(0.0, whole - get("read", 0.0) - starved)),
+            "forward": (idle, blocked),
+            "write": (max(0.0, whole - sum(get(stage, 0.0) for stage in WRITING)), None),
+        }
+        stages = {
+            name: Stage(busy=get(name, 0.0), before=waits[name][0], behind=waits[name][1])
+            if name in waits
+            else Stage(busy=get(name, 0.0))
+            for name in ORDER
+            if name not in OPTIONAL or get(name, 0.0)
+        }
+        limit, why = _limit(self._total, whole)
+        mean = max(1, self._starts)
+        return Stages(
+            worker_seconds=whole,
+            stages=stages,
+            other=max(0.0, whole - idle - blocked - sum(get(stage, 0.0) for stage in OWN)),
+            limit=limit,
+            why=why,
+            starts=self._starts,
+            start=get("start", 0.0) / mean,
+            load=get("load", 0.0) / mean,
+            check=get("check", 0.0) / mean,
+        )
+
+
 def stages_of(records: Iterable[ShardRecord]) -> Stages | None:
     """What committed shards tell, summed over workers; None where none tells."""
-    total: dict[str, float] = {}
-    starts = 0
+    worked = Worked()
     for record in records:
-        if WHOLE in record.seconds:  # records of earlier versions have no more than some stages
-            starts += "start" in record.seconds
-            for key, seconds in record.seconds.items():
-                total[key] = total.get(key, 0.0) + seconds
-    whole = total.get(WHOLE, 0.0)
-    if whole <= 0.0:
-        return None
-    get = total.get
-    idle, blocked, starved = get("forward.idle", 0.0), get("forward.blocked", 0.0), get("read.idle", 0.0)
-    waits: dict[str, tuple[float, float | None]] = {
-        "read": (starved, max(0.0, whole - get("read", 0.0) - starved)),
-        "forward": (idle, blocked),
-        "write": (max(0.0, whole - sum(get(stage, 0.0) for stage in WRITING)), None),
-    }
-    stages = {
-        name: Stage(busy=get(name, 0.0), before=waits[name][0], behind=waits[name][1])
-        if name in waits
-        else Stage(busy=get(name, 0.0))
-        for name in ORDER
-        if name not in OPTIONAL or get(name, 0.0)
-    }
-    limit, why = _limit(total, whole)
-    mean = max(1, starts)
-    return Stages(
-        worker_seconds=whole,
-        stages=stages,
-        other=max(0.0, whole - idle - blocked - sum(get(stage, 0.0) for stage in OWN)),
-        limit=limit,
-        why=why,
-        starts=starts,
-        start=get("start", 0.0) / mean,
-        load=get("load", 0.0) / mean,
-        check=get("check", 0.0) / mean,
-    )
+        worked.add(record)
+    return worked.stages()
 
 
 def in_words(seconds: float) -> str:

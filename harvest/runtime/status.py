@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 from harvest.errors import RequestError
-from harvest.results import summarise
-from harvest.stages import stages_of
+from harvest.results import Totals
+from harvest.runtime.tally import Expected, Tally
+from harvest.stages import Worked
 from harvest.store import layout
-from harvest.store.lease import read_holder
-from harvest.store.ledger import Ledger
+from harvest.store.lease import Holder, read_holder
+from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 
 
@@ -19,39 +20,92 @@ def status_of(path: str) -> dict[str, Any]:
 
     Plain values but for `stages`, a `harvest.stages.Stages` or None. Raises RequestError where there is no run.
     """
-    files = open_files(path)
-    ledger = Ledger(files)
-    run = ledger.read_run() if files.exists(layout.RUN) else None
-    if run is None:
-        raise RequestError(f"{path} is not a run (no {layout.RUN})")
-    records, holder = ledger.records(), read_holder(files)
-    totals = summarise(records.values())
-    expected = run.plan.get("shards")
-    alive = holder is not None and not holder.gone()
-    forward = totals["seconds"].get("forward", 0.0)
-    return {
-        "run": path,
-        "state": "complete" if ledger.completion() is not None else "running" if alive else "unfinished",
-        "committed": totals["shards"],
-        "running": list(holder.running) if holder is not None and alive else [],
-        "failed": dict(holder.failed) if holder is not None else {},
-        "missing": None if expected is None else max(0, expected - totals["shards"]),
-        "expected_documents": run.plan.get("documents"),
-        "expected_tokens": run.plan.get("tokens"),
-        "documents": totals["documents"],
-        "skipped": totals["skipped"],
-        "rows": totals["rows"],
-        "tokens": totals["tokens"],
-        "bytes": totals["bytes"],
-        "non_finite": totals["non_finite"],
-        "non_finite_documents": totals["non_finite_documents"],
-        "tokens_per_forward_second": round(totals["forward_tokens"] / forward, 1) if forward else None,
-        "stages": stages_of(records.values()),
-        "worker": None
-        if holder is None or not alive
-        else {
-            "host": holder.host,
-            "pid": holder.pid,
-            "seconds_since_heartbeat": round(time.time() - holder.heartbeat, 1),
-        },
-    }
+    return Follower(path).look()
+
+
+class Follower:
+    """Looks at a run again and again.
+
+    A look lists the ledger, and reads the lease and the records that are new since the last one; all of them again
+    where another coordinator has taken the run over, or a shard is not committed any more.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises RequestError where there is no run."""
+        self.path, self._files = path, open_files(path)
+        self._ledger = Ledger(self._files)
+        self.holder: Holder | None = None
+        """Who coordinates it, or did last."""
+        self.tally = Tally()
+        """Of what is committed; speeds count from the first look."""
+        self._begin(self._run())
+
+    def look(self) -> dict[str, Any]:
+        """As `status_of`, now."""
+        complete = self._ledger.completion() is not None  # first: what is read then is all that there will be
+        before, self.holder = self.holder, read_holder(self._files)
+        anew = before is not None and (self.holder is None or self.holder.life != before.life)
+        try:
+            self._read(anew=anew)
+        except FileNotFoundError:  # un-committed since it was listed: the run grows, or is being repaired
+            self._read(anew=True)
+        return self._told(complete)
+
+    def _run(self) -> RunRecord:
+        run = self._ledger.read_run() if self._files.exists(layout.RUN) else None
+        if run is None:
+            raise RequestError(f"{self.path} is not a run (no {layout.RUN})")
+        return run
+
+    def _begin(self, run: RunRecord) -> None:
+        plan = run.plan
+        self._expected = Expected(documents=plan.get("documents"), tokens=plan.get("tokens"), shards=plan.get("shards"))
+        self._known: set[str] = set()
+        self._totals, self._worked = Totals(), Worked()
+
+    def _read(self, *, anew: bool) -> None:
+        keys = self._ledger.keys()
+        if anew or not self._known.issubset(keys):
+            self._begin(self._run())
+        first = not self._known
+        new = self._ledger.read([key for key in keys if key not in self._known])
+        if first:
+            self.tally.start(self._expected, ())
+        for record in sorted(new, key=lambda record: record.shard):
+            self._known.add(record.shard.key)
+            self._totals.add(record)
+            self._worked.add(record)
+            self.tally.committed(record)
+        if first:
+            self.tally.ready()
+
+    def _told(self, complete: bool) -> dict[str, Any]:
+        totals, expected, holder = self._totals.data(), self._expected, self.holder
+        alive = holder is not None and not holder.gone()
+        forward = totals["seconds"].get("forward", 0.0)
+        return {
+            "run": self.path,
+            "state": "complete" if complete else "running" if alive else "unfinished",
+            "committed": totals["shards"],
+            "running": list(holder.running) if holder is not None and alive else [],
+            "failed": dict(holder.failed) if holder is not None else {},
+            "missing": None if expected.shards is None else max(0, expected.shards - totals["shards"]),
+            "expected_documents": expected.documents,
+            "expected_tokens": expected.tokens,
+            "documents": totals["documents"],
+            "skipped": totals["skipped"],
+            "rows": totals["rows"],
+            "tokens": totals["tokens"],
+            "bytes": totals["bytes"],
+            "non_finite": totals["non_finite"],
+            "non_finite_documents": totals["non_finite_documents"],
+            "tokens_per_forward_second": round(totals["forward_tokens"] / forward, 1) if forward else None,
+            "stages": self._worked.stages(),
+            "worker": None
+            if holder is None or not alive
+            else {
+                "host": holder.host,
+                "pid": holder.pid,
+                "seconds_since_heartbeat": round(time.time() - holder.heartbeat, 1),
+            },
+        }

@@ -29,10 +29,10 @@ PROGRESS_SECONDS = 5.0
 class Teller:
     """Writes events, a line each."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, run: str | None = None) -> None:
         self._lines = Lines(stream)
-        self.run: str | None = None
-        """Whose events they are; known once the job is read."""
+        self.run = run
+        """Whose events they are; None until the job is read."""
 
     def tell(self, kind: type[events.Event], **fields: Any) -> None:
         """One event, now. Raises TypeError for fields that are not its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -117,14 +117,20 @@ class Ledger:
 
     def records(self) -> dict[str, ShardRecord]:
         """Shard key -> record, in dataset order. Raises DamageError naming a file that is torn or not ours."""
+        records = sorted(self.read(self.keys()), key=lambda record: record.shard)
+        return {record.shard.key: record for record in records}
+
+    def keys(self) -> list[str]:
+        """Of the shards that are committed, from a listing alone. Raises DamageError naming a file that is not ours."""
         paths = [path for path, _ in self.files.list(layout.LEDGER) if not layout.is_temporary(path)]
-        keys = [self._key(path) for path in paths]
+        return [self._key(path) for path in paths]
+
+    def read(self, keys: Sequence[str]) -> list[ShardRecord]:
+        """These shards' records. Raises FileNotFoundError where one is not committed, DamageError as `records`."""
         if self.files.local:
-            records: Iterable[ShardRecord] = map(self.record, keys)
-        else:
-            with ThreadPoolExecutor(REMOTE_READERS) as readers:
-                records = list(readers.map(self.record, keys))
-        return {record.shard.key: record for record in sorted(records, key=lambda record: record.shard)}
+            return list(map(self.record, keys))
+        with ThreadPoolExecutor(REMOTE_READERS) as readers:
+            return list(readers.map(self.record, keys))
 
     def record(self, key: str) -> ShardRecord:
         """One record. Raises FileNotFoundError where the shard is not committed."""
