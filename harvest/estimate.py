@@ -12,11 +12,10 @@ import torch
 
 from harvest.config import Job
 from harvest.examples import labelled
-from harvest.reduce.base import Block, Reduction, save_states
+from harvest.reduce.base import Block, Saved, save_states
 from harvest.reduce.concepts import Concepts
-from harvest.reduce.health import Health
+from harvest.reduce.known import reductions_of
 from harvest.reduce.labels import make_labels
-from harvest.reduce.moments import Moments
 from harvest.source.rows import Rows, Source
 from harvest.text.tokenise import Tokeniser
 
@@ -161,13 +160,14 @@ def state_bytes_of(job: Job, widths: Mapping[str, int]) -> int:
     number = np.arange(3, dtype=np.int64)
     rows = {name: torch.tensor([1.0, NORMS, 1.0])[:, None].expand(3, width) for name, width in widths.items()}
     concepts, labels = Concepts(), make_labels(np.array([0, 1, 1]), rows=3)
-    reduction: Reduction[Any] = Moments() if job.statistics.moments else Health()
-    own = {
-        name: reduction.update(
-            reduction.zero(), Block(rows=row, special=number == 2, document=number, position=number.astype(np.int32))
-        )
+    blocks = {
+        name: Block(rows=row, special=number == 2, document=number, position=number.astype(np.int32))
         for name, row in rows.items()
     }
+    own: list[tuple[Saved[Any], Mapping[str, Any]]] = [
+        (reduction, {name: reduction.update(reduction.zero(), block) for name, block in blocks.items()})
+        for reduction in reductions_of(job.statistics)
+    ]
     one = {name: concepts.update(concepts.zero(), row, labels) for name, row in rows.items()}
     sums = {
         f"{direction.name}/{labelled(name, read.label)}": one[name]
@@ -175,7 +175,7 @@ def state_bytes_of(job: Job, widths: Mapping[str, int]) -> int:
         for read in direction.reads
         for name in rows
     }
-    return len(save_states([(reduction, own), (concepts, sums)]))
+    return len(save_states([*own, (concepts, sums)]))
 
 
 def worker_memory(

@@ -26,9 +26,7 @@ from harvest.model.capture import Capture
 from harvest.overlap import Ahead, Behind
 from harvest.plan import Plan
 from harvest.records import Assignment, Batch, Shard, ShardRecord, ShardText, SortWindow
-from harvest.reduce.base import Reduction
-from harvest.reduce.health import Health
-from harvest.reduce.moments import Moments
+from harvest.reduce.known import reductions_of
 from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork
 from harvest.stages import Clock, Spent, waited
@@ -106,7 +104,7 @@ class Pipeline:
         loading the model."""
         self.plan, self.model, self.files, self.life = plan, model, files, life
         self.watch = watch or Watch()
-        self.reductions: list[Reduction[Any]] = [Moments() if plan.job.statistics.moments else Health()]
+        self.reductions = reductions_of(plan.job.statistics)
         self._buffers = Buffers(
             {str(name): name.width for name in plan.names},
             read_dtype(plan.resolved.store_dtype),

@@ -25,6 +25,7 @@ from harvest.estimate import (
 )
 from harvest.groups import GroupsBefore, count_groups
 from harvest.records import SourceFile
+from harvest.reduce.known import reductions_of
 from harvest.sizes import Sizes, chunk_bytes_of, sizes_of
 from harvest.source.open import open_source
 from harvest.source.rows import Source
@@ -216,10 +217,11 @@ def _resolve(
 
 
 def refuse_unbuilt(job: Job) -> None:
-    """Names a setting of the documented interface that this version does not have yet."""
+    """Names a setting of the documented interface that this version does not have yet, and a reduction nobody has."""
     unbuilt: list[tuple[str, bool, str]] = [
         ("statistics.covariance", job.statistics.covariance, "allowed is false"),
     ]
+    reductions_of(job.statistics)
     if not (job.capture.store or job.capture.pool or job.statistics.moments or job.directions):
         raise RequestError(
             "capture.store = False: then something else must be kept; allowed are statistics.moments = true, "

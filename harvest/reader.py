@@ -20,9 +20,11 @@ from harvest.features import labels_of, pooled_rows
 from harvest.rawrows import Parts
 from harvest.records import ShardRecord
 from harvest.reduce.direction import Direction
+from harvest.reduce.known import reduction_of
 from harvest.reduce.moments import NameStatistics
 from harvest.results import merged_statistics, summarise
 from harvest.rowset import RowSet
+from harvest.states import merged_states
 from harvest.store import layout
 from harvest.store.files import Files
 from harvest.store.grid import DTYPES
@@ -104,6 +106,18 @@ class Run(RowSet):
         if not found:
             why = "statistics.moments = false" if self.shards else "no shard is committed"
             raise RequestError(f"statistics: this run keeps none ({why})")
+        return found
+
+    def reduced(self, name: str) -> dict[str, Any]:
+        """Name of the activations -> what a reduction of `statistics.also` comes to, merged in shard order.
+
+        Raises RequestError where the run keeps no such reduction, or has no shard yet.
+        """
+        found = merged_states(self.files, self.shards, reduction_of(name), self.names)
+        if not found:
+            kept = ", ".join(self.record.job.get("statistics", {}).get("also", ())) or "none"
+            why = f"this run keeps {kept} (statistics.also)" if self.shards else "no shard is committed"
+            raise RequestError(f"reduced({name!r}): {why}")
         return found
 
     def directions(self, mode: str | None = None) -> Named[Named[Direction]]:

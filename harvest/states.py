@@ -6,11 +6,12 @@ A shard's are one request, or mapped; they are added up name by name, so that me
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from harvest.errors import DamageError, RequestError
 from harvest.examples import labelled
 from harvest.records import ShardRecord
-from harvest.reduce.base import StateFile
+from harvest.reduce.base import Reduction, StateFile
 from harvest.reduce.concepts import Concepts, ConceptState, ConceptTotal
 from harvest.settings.direction import DirectionSettings
 from harvest.store import layout
@@ -65,6 +66,38 @@ class MergedSums:
         """What they come to for a direction."""
         totals = self._totals[direction]
         return {at: self._broken.get((direction, at)) or total.state() for at, total in totals.items()}
+
+
+class MergedStates:
+    """The states of one reduction over all shards, merged in the order in which they are added."""
+
+    def __init__(self, reduction: Reduction[Any], names: Sequence[str]) -> None:
+        self._reduction = reduction
+        self._merged = {name: reduction.zero() for name in names}
+        self._seen = False
+
+    def add(self, states: StateFile) -> None:
+        """The next shard's. Raises DamageError for sums of a name that the run has not."""
+        for name in states.names(self._reduction.kind):
+            if name not in self._merged:
+                raise DamageError(f"{states.where}: sums of {name!r}, which is no name of this run")
+            self._seen = True
+            self._merged[name] = self._reduction.merge(self._merged[name], states.load(self._reduction, name))
+
+    def result(self) -> dict[str, Any]:
+        """Name -> what it comes to; empty where no shard keeps this reduction."""
+        return {name: self._reduction.finalise(state) for name, state in self._merged.items()} if self._seen else {}
+
+
+def merged_states(
+    files: Files, records: Sequence[ShardRecord], reduction: Reduction[Any], names: Sequence[str]
+) -> dict[str, Any]:
+    """Name -> what a reduction comes to over these shards; empty where none keeps it."""
+    merged = MergedStates(reduction, names)
+    for record in records:
+        if layout.STATES in record.objects:
+            merged.add(open_states(files, record))
+    return merged.result()
 
 
 def merged_sums(

@@ -74,6 +74,9 @@ class Health:
         return HealthState(**dict(zip(FIELDS, arrays["counts"].tolist(), strict=True)))
 
 
+REDUCTION = Health()
+
+
 def row_norms(rows: torch.Tensor, step: int) -> torch.Tensor:
     """Lengths [n] of the rows [n, d], `step` rows at a time."""
     norms = torch.empty([rows.size(0)], dtype=rows.dtype, device=rows.device)

@@ -147,6 +147,9 @@ class Moments:
         return MomentsState(**parts)
 
 
+REDUCTION = Moments()
+
+
 def _statistics(moments: RowSums) -> RowStatistics:
     n = moments.rows
     nan = float("nan")

@@ -204,6 +204,8 @@ class StatisticsSettings(Settings):
     """Count, mean, variance, norms and extremes of every name."""
     covariance: bool = False
     """float64 [width, width] of every name."""
+    also: Names = ()
+    """Further reductions, by the names of their files; `run.reduced(NAME)` reads one."""
 
 
 class RunSettings(Settings):
