@@ -1,0 +1,94 @@
+"""Looks up a text in a run: where it occurs, its rows, the rows nearest to one of them, what documents project on.
+
+    python jobs/examples/look_up.py [JOB] [--text " boring"] [--name residual.15] [--most 4]
+
+JOB is harvested first, or opened where that is done. Rows are compared a batch at a time, in the order in which they
+lie on disk, so that any number of them fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+import harvest
+
+JOB = Path(__file__).with_name("reviews.toml")
+
+
+def load_tokenizer(name: str) -> Any:
+    """By hub id or folder, or of a `.gguf` file that a package carries, as in a job."""
+    if not name.startswith("package:"):
+        return AutoTokenizer.from_pretrained(name)
+    package, file = name.removeprefix("package:").split("/", 1)
+    (folder,) = importlib.util.find_spec(package).submodule_search_locations
+    return AutoTokenizer.from_pretrained(folder, gguf_file=file)
+
+
+def quoted(run: Any, tokenizer: Any, row: int, before: int = 10, after: int = 4) -> str:
+    """The text around a row, its own token in brackets."""
+    table = run.context(row, before, after)
+    own = run.tokens(rows=int(row), columns=["position"]).column("position")[0]
+    pieces = [tokenizer.decode([token]) for token in table.column("token").to_pylist()]
+    at = table.column("position").to_pylist().index(own.as_py())
+    return " ".join("".join([*pieces[:at], f"[{pieces[at]}]", *pieces[at + 1 :]]).split())
+
+
+def nearest(run: Any, name: str, row: int, among: np.ndarray, most: int) -> list[tuple[float, int]]:
+    """(cosine, row) of the rows of a mask that lie closest to one row, away from the mean of all of them."""
+    mean = torch.cat([x for x, _ in zip(run.batches(name, where=among, dtype="float32"), range(4))]).mean(0)
+    wanted = torch.nn.functional.normalize(run[name][[row]].float() - mean)[0]
+    best: list[tuple[float, int]] = []
+    for states, rows in run.batches(name, where=among, shuffle=False, with_rows=True, dtype="float32"):
+        cosines = torch.nn.functional.normalize(states - mean) @ wanted
+        top = cosines.topk(min(most, len(rows)))
+        best += zip(top.values.tolist(), rows[top.indices].tolist())
+        best = sorted(best, reverse=True)[:most]
+    return best
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("job", nargs="?", default=JOB)
+    parser.add_argument("--text", default=" boring")
+    parser.add_argument("--name", default="residual.15")
+    parser.add_argument("--direction", default="sentiment")
+    parser.add_argument("--most", type=int, default=4)
+    given = parser.parse_args(arguments)
+
+    run = harvest.run(given.job)
+    tokenizer = load_tokenizer(tomllib.loads(Path(given.job).read_text())["model"]["name"])
+    rows = run.find(text=given.text)
+    keys = run.tokens(columns=["document", "position"])
+    documents, positions = (keys.column(column).to_numpy() for column in keys.column_names)
+    print(f"{given.text!r}: {len(rows)} rows in {len(set(documents[rows]))} documents")
+    for row in rows[: given.most]:
+        norm = run[given.name][int(row)].float().norm()
+        print(f"  row {row:6}, norm {norm:5.0f}  {quoted(run, tokenizer, row)}")
+
+    print(f"\nnearest to row {rows[0]} in other documents, at {given.name}")
+    others = (documents != documents[rows[0]]) & (positions > 0)  # first tokens are the attention's parking place
+    for cosine, row in nearest(run, given.name, int(rows[0]), others, given.most):
+        print(f"  row {row:6}, cosine {cosine:.2f}  {quoted(run, tokenizer, row)}")
+
+    direction = run.directions()[given.direction][given.name]
+    pooled, about = run.features(given.name, "mean", labels=["document", "label", "text"])
+    along = pooled @ direction.vector - direction.midpoint
+    order = along.argsort()
+    for what, chosen in (("most", order[::-1]), ("least", order)):
+        print(f"\n{what} along {given.direction} at {given.name}")
+        for at in chosen[: given.most]:
+            of = about.slice(int(at), 1).to_pylist()[0]
+            print(f"  {along[at]:+6.2f}  document {of['document']:6}, label {of['label']}: {of['text'][:70]!r}")
+
+
+if __name__ == "__main__":
+    main()
