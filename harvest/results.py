@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harvest.directions import Check, settings_of, write_directions
-from harvest.errors import DamageError
 from harvest.records import ShardRecord
-from harvest.reduce.base import StateFile
 from harvest.reduce.moments import Moments, NameStatistics
-from harvest.states import MergedSums, open_states
+from harvest.states import MergedStates, MergedSums, merged_states, open_states
 from harvest.store import layout
 from harvest.store.files import Files
 from harvest.store.ledger import Ledger
@@ -31,7 +29,7 @@ def write_results(files: Files, check: Check | None = None) -> dict[str, Any]:
     run, records = ledger.read_run(), list(ledger.records().values())
     assert run is not None
     names = run.plan["resolved"]["names"]
-    statistics, sums = MergedStatistics(names), MergedSums(settings_of(run), names)
+    statistics, sums = MergedStates(Moments(), names), MergedSums(settings_of(run), names)
     for record in records:  # each shard's sums are read once, for both
         if layout.STATES in record.objects:
             states = open_states(files, record)
@@ -45,34 +43,9 @@ def write_results(files: Files, check: Check | None = None) -> dict[str, Any]:
     return summary
 
 
-class MergedStatistics:
-    """Statistics over all shards, merged in the order in which they are added."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._moments = Moments()
-        self._merged = {name: self._moments.zero() for name in names}
-        self._seen = False
-
-    def add(self, states: StateFile) -> None:
-        """The next shard's. Raises DamageError for sums of a name that the run has not."""
-        for name in states.names(self._moments.kind):
-            if name not in self._merged:
-                raise DamageError(f"{states.where}: sums of {name!r}, which is no name of this run")
-            self._seen = True
-            self._merged[name] = self._moments.merge(self._merged[name], states.load(self._moments, name))
-
-    def result(self) -> dict[str, NameStatistics]:
-        """Name -> statistics; empty where no shard keeps moments."""
-        return {name: self._moments.finalise(state) for name, state in self._merged.items()} if self._seen else {}
-
-
 def merged_statistics(files: Files, records: Sequence[ShardRecord], names: Sequence[str]) -> dict[str, NameStatistics]:
     """Name -> statistics over all shards, merged in the order given; empty where no shard keeps moments."""
-    merged = MergedStatistics(names)
-    for record in records:
-        if layout.STATES in record.objects:
-            merged.add(open_states(files, record))
-    return merged.result()
+    return merged_states(files, records, Moments(), names)
 
 
 class Totals:

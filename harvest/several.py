@@ -15,10 +15,12 @@ from harvest.errors import RequestError
 from harvest.features import labels_of
 from harvest.rawrows import Parts
 from harvest.reader import Run, chunk_bytes, document_columns, open_activations, open_run, token_columns
-from harvest.reduce.moments import NameStatistics
-from harvest.results import MergedStatistics, summarise
+from harvest.reduce.base import Reduction
+from harvest.reduce.known import reduction_of
+from harvest.reduce.moments import Moments, NameStatistics
+from harvest.results import summarise
 from harvest.rowset import RowSet
-from harvest.states import open_states
+from harvest.states import MergedStates, open_states
 from harvest.store import layout
 from harvest.store.files import Files
 from harvest.store.tables import documents_of_runs
@@ -111,9 +113,19 @@ class Runs(RowSet):
 
     @cached_property
     def _statistics(self) -> dict[str, NameStatistics]:
-        merged = MergedStatistics(self.names)
         for run in self.runs:
             run.statistics()  # raises where it keeps none: the rest would be taken for all
+        return self._merged(Moments())
+
+    def reduced(self, name: str) -> dict[str, Any]:
+        """As of one run, over the rows of all; merged run by run, in shard order."""
+        for run in self.runs:
+            run.reduced(name)
+        return self._merged(reduction_of(name))
+
+    def _merged(self, reduction: Reduction[Any]) -> dict[str, Any]:
+        merged = MergedStates(reduction, self.names)
+        for run in self.runs:
             for record in run.shards:
                 if layout.STATES in record.objects:
                     merged.add(open_states(run.files, record))

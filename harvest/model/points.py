@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from harvest.model.probe import Side
 from harvest.settings.base import nearest
 
 Layer = int | None
+Width = Literal["stream", "in", "out"]
+"""Of a row: that of the residual stream, or what the linear module at the point takes or gives."""
 MODULES: dict[str, Side] = {"module": "output", "module_input": "input"}
 """`module:PATH` and `module_input:PATH`."""
 
@@ -56,10 +58,13 @@ class Point:
     reads: Side = "output"
     scale: str | None = None
     """Attribute of the block: the factor on what is read."""
+    width: Width = "stream"
 
 
-def _at(module: str | None, reads: Side = "output", scale: str | None = None) -> Point | None:
-    return None if module is None else Point(module=module, reads=reads, scale=scale)
+def _at(
+    module: str | None, reads: Side = "output", *, scale: str | None = None, width: Width = "stream"
+) -> Point | None:
+    return None if module is None else Point(module=module, reads=reads, scale=scale, width=width)
 
 
 IN_BLOCK: dict[str, Callable[[Architecture], Point | None]] = {
@@ -72,9 +77,9 @@ IN_BLOCK: dict[str, Callable[[Architecture], Point | None]] = {
     "mlp_contribution": lambda a: _at(a.after_mlp or a.mlp_out or a.mlp, scale=a.scale),
     "attn_input": lambda a: _at(a.attn, "input"),
     "mlp_input": lambda a: _at(a.mlp, "input"),
-    "attn_heads": lambda a: _at(a.o_proj, "input"),
-    "mlp_neurons": lambda a: _at(a.down_proj, "input"),
-    "router": lambda a: _at(a.router),
+    "attn_heads": lambda a: _at(a.o_proj, "input", width="in"),
+    "mlp_neurons": lambda a: _at(a.down_proj, "input", width="in"),
+    "router": lambda a: _at(a.router, width="out"),
 }
 OUTSIDE: dict[str, Callable[[Architecture], Point | None]] = {
     "embedding": lambda a: Point(module=f"{a.blocks}.0", reads="input"),

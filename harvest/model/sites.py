@@ -12,7 +12,18 @@ from typing import Any
 from harvest.errors import RequestError
 from harvest.model.architectures import architecture_of, blocks_path, config_of, decoder_layers, trunk_of, unwrapped
 from harvest.model.modules import at_layer, calls_before, returns_the_stream, user_names, with_widths
-from harvest.model.points import MODULES, OUTSIDE, SITES, Name, has, point_of, refuse_site, resolve_layers, split_site
+from harvest.model.points import (
+    MODULES,
+    OUTSIDE,
+    SITES,
+    Name,
+    Point,
+    has,
+    point_of,
+    refuse_site,
+    resolve_layers,
+    split_site,
+)
 
 __all__ = ["SITES", "Name", "decoder_layers", "resolve_layers", "resolve_names", "sites_of", "trunk_of"]
 
@@ -88,7 +99,7 @@ class _Sites:
             site=site,
             layer=layer,
             module=path,
-            width=self._width(site, path),
+            width=self._width(point, path),
             reads=point.reads,
             scale=scale,
             earlier=calls_before(self.inner, template, layer),
@@ -99,12 +110,14 @@ class _Sites:
         assert not isinstance(point, str)
         return Name(site=site, layer=None, module=f"{self.prefix}{point.module}", width=self.hidden, reads=point.reads)
 
-    def _width(self, site: str, path: str) -> int:
+    def _width(self, point: Point, path: str) -> int:
         """Of a site in a block, from the module that reads or writes it."""
         module: Any = self.inner.get_submodule(path)
-        if site in ("attn_heads", "mlp_neurons"):  # GPT-2's own linear module calls it nx
-            return int(module.in_features if hasattr(module, "in_features") else module.nx)
-        return int(module.weight.shape[0]) if site == "router" else self.hidden
+        if point.width == "stream":
+            return self.hidden
+        told = ("in_features", "nx") if point.width == "in" else ("out_features", "nf")  # the latter are GPT-2's own
+        named = [int(getattr(module, name)) for name in told if hasattr(module, name)]
+        return named[0] if named else len(module.weight)  # a router may have its weights alone
 
 
 def _list(layers: Sequence[int]) -> str:

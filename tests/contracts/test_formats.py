@@ -21,6 +21,7 @@ from tiny import byte_tokenizer, tiny_llama
 import harvest
 from harvest.__main__ import _status
 from harvest.errors import HarvestError, RequestError
+from harvest.records import FORMAT_VERSION
 from harvest.runtime.status import status_of
 
 OWN = ("run.json", "ledger/*.json", "coordinator.json", "complete.json", "shards/*/states.safetensors")
@@ -131,3 +132,15 @@ def test_a_place_among_batches_of_a_later_version_is_refused(tmp_path: Path) -> 
     state = batches.state_dict()
     with pytest.raises(RequestError, match=r"^state of batches: version is 2, here it is 1$"):
         batches.load_state_dict({**state, "version": state["version"] + 1})
+
+
+def test_the_lines_that_refuse_a_version_are_those_that_contributing_shows() -> None:
+    shown = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for line in (
+        "RUN/run.json: format 2; this version of Harvest reads format 1",
+        "states.safetensors: moments states have version 2; this program reads 1",
+        "turns.safetensors: cache version 2; this program reads version 1",
+        "state of batches: version is 2, here it is 1",
+    ):
+        assert f"{line}`" in shown
+    assert f"in `coordinator.json` and `complete.json`: {FORMAT_VERSION} |" in shown

@@ -42,6 +42,16 @@ def test_a_further_reduction_comes_to_what_all_rows_give_and_leaves_the_rest_as_
     assert not verify_run(str(found.path)).findings
 
 
+def test_several_runs_come_to_what_all_their_rows_give(tmp_path: Path) -> None:
+    run(tmp_path / "a", ["abc", "d"], also=["health"])
+    run(tmp_path / "b", ["efg"], also=["health"])
+    both = harvest.open([tmp_path / "a", tmp_path / "b"])
+    assert {name: counts.rows for name, counts in both.reduced("health").items()} == dict.fromkeys(
+        both.names, len(both)
+    )
+    assert both.statistics()["residual.2"].count == len(both)
+
+
 def test_a_run_without_moments_keeps_what_is_asked_for(tmp_path: Path) -> None:
     found = run(tmp_path / "run", moments=False, also=["moments"])
     assert found.statistics()["residual.0"].count == len(found)

@@ -1,0 +1,131 @@
+"""CONTRIBUTING's recipes are true: each example goes into one file of a copy of the package, and is then used."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n# (harvest/\S+\.py)(?:: (\w+))?\n(.*?)```", TEXT, flags=re.DOTALL)
+"""(file, name of the table that it is a line of, or none; code)."""
+
+USE = {
+    "harvest/model/architectures.py": """
+import torch
+from oracle import alone
+from tiny import amplify, byte_tokenizer
+from transformers import PersimmonConfig, PersimmonForCausalLM
+
+sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+model = amplify(PersimmonForCausalLM(PersimmonConfig(vocab_size=300, max_position_embeddings=64, **sizes)))
+sites = ["residual", "residual_mid", "attn", "mlp", "attn_heads", "mlp_neurons", "final_norm"]
+job = {"capture": {"sites": sites}, "run": {"path": "run", "threads": 1}}
+run = harvest.run(job, model=model, tokenizer=byte_tokenizer(), data=["abc", "defgh"])
+hooks = {
+    "residual_mid": ("post_attention_layernorm", 0), "attn": ("self_attn", 1), "mlp": ("mlp", 1),
+    "attn_heads": ("self_attn.dense", 0), "mlp_neurons": ("mlp.dense_4h_to_h", 0),
+}
+got = {}
+for layer, block in enumerate(model.model.layers):
+    for site, (path, side) in hooks.items():
+        def keep(module, given, output, at=f"{site}.{layer}", side=side):
+            value = (given, output)[side]
+            got[at] = (value[0] if isinstance(value, tuple) else value)[0]
+        block.get_submodule(path).register_forward_hook(keep)
+model.model.final_layernorm.register_forward_hook(lambda module, given, output: got.update({"final_norm": output[0]}))
+with torch.no_grad():
+    hidden = model(input_ids=torch.tensor([run.tokens(documents=[1])["token"].to_pylist()]), output_hidden_states=True)
+got["residual.0"] = hidden.hidden_states[1][0]
+rows = slice(len(run) - len(got["residual.0"]), len(run))
+for name, expected in got.items():
+    assert (run[name][rows] - expected).norm() <= 5e-5 * expected.norm(), name
+assert set(run.names) - set(got) == {"residual.1"}
+""",
+    "harvest/model/points.py": """
+import torch
+from tiny import byte_tokenizer, tiny_llama
+
+model = tiny_llama(layers=2, vocab=300, hidden_size=16, head_dim=12)
+job = {"capture": {"sites": ["attn_queries"]}, "run": {"path": "run", "threads": 1}}
+run = harvest.run(job, model=model, tokenizer=byte_tokenizer(), data=["abc"])
+assert run.names == ["attn_queries.0", "attn_queries.1"]
+got = []
+model.model.layers[1].self_attn.q_proj.register_forward_hook(lambda module, given, output: got.append(output[0]))
+with torch.no_grad():
+    model(input_ids=torch.tensor([run.tokens()["token"].to_pylist()]))
+assert run["attn_queries.1"].shape == (len(run), 24)
+assert (run["attn_queries.1"][:] - got[0]).norm() <= 5e-5 * got[0].norm()
+""",
+    "harvest/reduce/largest.py": """
+import numpy as np
+from tiny import byte_tokenizer, tiny_llama
+
+job = {
+    "capture": {"sites": ["residual"]},
+    "statistics": {"also": ["largest"]},
+    "store": {"shard_documents": 2},
+    "run": {"path": "run", "threads": 1},
+}
+run = harvest.run(job, model=tiny_llama(vocab=300), tokenizer=byte_tokenizer(), data=["abc", "d", "ef", "ghij"])
+assert len(run.shards) == 2
+for name, largest in run.reduced("largest").items():
+    assert np.array_equal(largest, run[name].numpy(dtype="float32").astype(np.float64).max(axis=0)), name
+assert list(run.reduced("largest")) == run.names
+assert run.statistics()["residual.0"].count == len(run)
+""",
+    "harvest/export/formats/lines.py": """
+import numpy as np
+from tiny import byte_tokenizer, tiny_llama
+from harvest.__main__ import _status
+
+run = harvest.run(
+    {"run": {"path": "run", "threads": 1}}, model=tiny_llama(vocab=300), tokenizer=byte_tokenizer(), data=["abc", "d"]
+)
+assert _status(["export", "lines", "run", "out", "--name", "residual.1", "--rows", "position > 0"]) == 0
+kept = np.flatnonzero(run.tokens()["position"].to_numpy() > 0)
+assert np.array_equal(np.loadtxt("out/residual.1.txt", ndmin=2).astype(np.float32), run["residual.1"][kept].numpy())
+assert "numpy.loadtxt" in open("out/README.md").read()
+""",
+}
+"""What each example makes possible, in a process that sees the copy alone."""
+
+
+def test_there_is_an_example_for_each_recipe_and_a_use_of_each_example() -> None:
+    assert {file for file, _, _ in EXAMPLES} == set(USE)
+
+
+@pytest.mark.parametrize(("file", "table", "code"), EXAMPLES, ids=[file for file, _, _ in EXAMPLES])
+def test_the_example_in_one_file_is_all_that_it_takes(file: str, table: str, code: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "harvest", tmp_path / "harvest", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / file
+    assert path.exists() == bool(table)
+    if table:
+        path.write_text(
+            re.sub(rf"(?m)^({table}\b.*\{{)$", lambda line: f"{line[0]}\n{code}", path.read_text(), count=1)
+        )
+        assert code in path.read_text()
+    else:
+        path.write_text(code)
+    use = f"import harvest\nassert harvest.__file__.startswith({str(tmp_path)!r})\n{USE[file]}"
+    seen = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", use],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": seen},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_every_path_that_the_text_names_exists() -> None:
+    named = set(re.findall(r"(?:harvest|tests|jobs|schemas)/[\w./-]*\w(?:\.\w+)?", TEXT)) - set(USE)
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
