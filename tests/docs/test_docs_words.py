@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pages import PAGES, SITE, blocks
+from pages import PAGES, README, SITE, blocks
 from realdata import ROOT
 
 from harvest.__main__ import app
@@ -94,6 +94,14 @@ def test_every_command_and_target_that_a_page_names_exists(page: Path) -> None:
             assert match[1] in commands, code
         if match := re.match(r"make ([\w-]+)$", code):
             assert match[1] in targets, code
+
+
+def test_the_promises_are_those_of_the_readme_in_its_order() -> None:
+    told = re.findall(r"^\*\*([\w ]+)\.\*\*", (SITE / "promises.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    table = README.read_text(encoding="utf-8").partition("| promise | kept by |")[2].partition("<!--")[0]
+    kept = [line.removeprefix("| ") for line in table.splitlines()[2:] if line]
+    assert len(told) == len(kept) == 11
+    assert [line[: len(promise)] for promise, line in zip(told, kept)] == told
 
 
 @each
