@@ -14,6 +14,8 @@ from harvest.reduce.scripted import scripted
 BLOCK_VALUES = {"cpu": 2**15 - 1, "cuda": 2**24}
 """Values of a block. On a CPU its float64 copy (256 KiB) stays in the cache through all passes, and one value more
 would wake torch's thread pool for each of them: beside a forward that uses all cores that is 20 to 400 times slower."""
+SHORT = (torch.bfloat16, torch.float16)
+"""Values of 16 bits, whose squares leave a float64 room to be added up exactly."""
 BLOCKS_AT_ONCE = 64
 """Blocks that are merged in one go: bounds what wide rows hold in memory."""
 
@@ -77,7 +79,7 @@ def _sums_of_part(rows: torch.Tensor, index: np.ndarray, step: int) -> RowSums:
     sums = _block_sums(rows, index, step)
     if np.isfinite(sums.low) and np.isfinite(sums.high):
         return sums.moments()
-    finite = torch.isfinite(picked(rows, torch.from_numpy(index).to(rows.device)))
+    finite = torch.isfinite(rows.index_select(0, torch.from_numpy(index).to(rows.device)))
     good = index[finite.all(dim=1).cpu().numpy()]
     return replace(
         _block_sums(rows, good, step).moments() if len(good) else NOTHING,
@@ -86,36 +88,28 @@ def _sums_of_part(rows: torch.Tensor, index: np.ndarray, step: int) -> RowSums:
     )
 
 
-def picked(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows at rising int64 indices; a view where they have no gap, as they mostly have none."""
-    first, last = int(index[0]), int(index[-1])
-    if last - first + 1 == index.size(0):
-        return rows[first : last + 1]
-    return torch.index_select(rows, 0, index)
-
-
 @dataclass(frozen=True, slots=True)
 class _BlockSums:
     """What one pass over the blocks leaves: k blocks, n rows, d columns."""
 
     counts: np.ndarray
     """float64 [k]"""
-    means: np.ndarray
+    sums: np.ndarray
     """float64 [k, d]"""
-    m2s: np.ndarray
-    """float64 [k, d]"""
+    squares: np.ndarray
+    """float64 [k, d]: of deviations from the block's mean, or of the values where these are short."""
+    short: bool
     norms: np.ndarray
     """float64 [n]"""
     low: float
     high: float
 
     def moments(self) -> RowSums:
-        """All blocks merged at once: Chan's formula for many parts."""
-        weights = self.counts / self.counts.sum()
-        # Around the first block's mean, so that a large common offset costs no digits.
-        # Plain sums and no matrix products: those wake the threads of the BLAS, whose number would show in the bits.
-        mean = self.means[0] + (weights[:, None] * (self.means - self.means[0])).sum(axis=0)
-        m2 = self.m2s.sum(axis=0) + (self.counts[:, None] * (self.means - mean) ** 2).sum(axis=0)
+        """All blocks merged at once."""
+        if self.short:
+            mean, m2 = centred(self.sums.sum(axis=0), self.squares.sum(axis=0), len(self.norms))
+        else:
+            mean, m2 = _merged(self.counts, self.sums / self.counts[:, None], self.squares)
         above_zero = self.norms[self.norms > 0]
         return RowSums(
             rows=len(self.norms),
@@ -136,43 +130,87 @@ class _BlockSums:
 
 def _block_sums(rows: torch.Tensor, index: np.ndarray, step: int) -> _BlockSums:
     n, count = len(index), -(-len(index) // step)
+    counts = np.full(count, float(step))
+    counts[-1] = n - step * (count - 1)
+    short = rows.dtype in SHORT
     visit = scripted(visit_blocks, rows.device)
-    means, m2s, norms, lowest, highest = visit(rows, torch.from_numpy(index).to(rows.device), step)
-    sizes = np.full(count, float(step))
-    sizes[-1] = n - step * (count - 1)
-    return _BlockSums(sizes, means.cpu().numpy(), m2s.cpu().numpy(), norms.cpu().numpy(), float(lowest), float(highest))
+    *found, low, high = visit(rows, torch.from_numpy(index).to(rows.device), step, not short)
+    sums, squares, norms = (part.cpu().numpy() for part in found)
+    return _BlockSums(counts, sums, squares, short, norms, float(low), float(high))
+
+
+def _merged(counts: np.ndarray, means: np.ndarray, m2s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and m2 [d] of k blocks: Chan's formula for many parts."""
+    weights = counts / counts.sum()
+    # Around the first block's mean, so that a large common offset costs no digits.
+    # Plain sums and no matrix products: those wake the threads of the BLAS, whose number would show in the bits.
+    mean = means[0] + (weights[:, None] * (means - means[0])).sum(axis=0)
+    return mean, m2s.sum(axis=0) + (counts[:, None] * (means - mean) ** 2).sum(axis=0)
 
 
 def visit_blocks(
-    rows: torch.Tensor, index: torch.Tensor, step: int
+    rows: torch.Tensor, index: torch.Tensor, step: int, centre: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """One visit to every block of `step` of the rows [n, d] at the rising int64 indices [k].
 
-    Means and summed squared deviations of each block (float64 [blocks, d]), norms (float64 [k]), and the smallest and
-    largest value, NaN where a block holds one. Nothing overflows on the way: float64 holds the square of every float32.
+    Sums and sums of squares of each block (float64 [blocks, d]), norms (float64 [k]), and the smallest and largest
+    value, NaN where a block holds one. `centre`: squares of deviations from the block's mean, and not of the values.
+    Nothing overflows on the way: float64 holds the square of every float32.
     """
     n, d = index.size(0), rows.size(1)
     count = (n + step - 1) // step
+    first, last = int(index[0]), int(index[-1])
+    whole = last - first + 1 == n  # without a gap, as it mostly is: blocks are views
+    rows = rows[first : last + 1] if whole else rows
     wide = torch.empty([min(step, n), d], dtype=torch.float64, device=rows.device)
     norms = torch.empty([n], dtype=torch.float64, device=rows.device)
-    means = torch.empty([count, d], dtype=torch.float64, device=rows.device)
-    m2s = torch.empty([count, d], dtype=torch.float64, device=rows.device)
+    sums = torch.empty([count, d], dtype=torch.float64, device=rows.device)
+    squares = torch.empty([count, d], dtype=torch.float64, device=rows.device)
     lows = torch.empty([count], dtype=rows.dtype, device=rows.device)
     highs = torch.empty([count], dtype=rows.dtype, device=rows.device)
     for i in range(count):
         start, stop = i * step, min(n, (i + 1) * step)
-        block = picked(rows, index[start:stop])
+        block = rows[start:stop] if whole else torch.index_select(rows, 0, index[start:stop])
         x = wide[: stop - start]
         x.copy_(block)
         low, high = torch.aminmax(block)
         lows[i], highs[i] = low, high
-        torch.norm(x, 2, [1], False, out=norms[start:stop])
-        mean = torch.sum(x, [0]) / (stop - start)
-        means[i] = mean
-        x.sub_(mean)
+        torch.sum(x, [0], False, out=sums[i])
+        if centre:
+            torch.norm(x, 2, [1], False, out=norms[start:stop])
+            x.sub_(sums[i] / (stop - start))
         x.square_()
-        m2s[i] = torch.sum(x, [0])
-    return means, m2s, norms, lows.min(), highs.max()
+        torch.sum(x, [0], False, out=squares[i])
+        if not centre:
+            torch.sum(x, [1], False, out=norms[start:stop])
+    return sums, squares, norms if centre else norms.sqrt_(), lows.min(), highs.max()
+
+
+def centred(sums: np.ndarray, squares: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and summed squared deviations [d] of n values of 16 bits, from their sums and the sums of their squares.
+
+    The deviations are (n * squares - sums^2) / n with both products carried to 106 bits, so no common offset costs a
+    digit: squares have 16 bits (22 of float16), so a float64 adds up thousands of them exactly unless a column spans
+    more than 2^9. Where it spans more, the deviations are an eighth of its largest square or more: at most a factor of
+    8n cancels, of a sum that is right to some 2^-50.
+    """
+    left, left_rest = _product(np.full(len(sums), float(n)), squares)
+    right, right_rest = _product(sums, sums)
+    return sums / n, np.maximum((left - right) + (left_rest - right_rest), 0.0) / n
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a * b as a rounded product and what rounding left out of it, which is exact (Dekker, 1971)."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    return product, a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _halves(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The upper 26 bits of float64 values, and the others (Veltkamp)."""
+    spread = a * 134217729.0  # 2^27 + 1
+    high = spread - (spread - a)
+    return high, a - high
 
 
 def merge(a: RowSums, b: RowSums) -> RowSums:

@@ -24,15 +24,16 @@ def same(first: Any, second: Any) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gap", [1, 7])
 @pytest.mark.parametrize("step", [1, 56, 1000])
-def test_a_scripted_loop_has_the_bits_of_the_function(dtype: torch.dtype, gap: int, step: int) -> None:
+@pytest.mark.parametrize("centre", [True, False])
+def test_a_scripted_loop_has_the_bits_of_the_function(dtype: torch.dtype, gap: int, step: int, centre: bool) -> None:
     rows = torch.randn((300, 24), generator=torch.Generator().manual_seed(gap)).to(dtype)
     index = torch.arange(300)[torch.arange(300) % gap != gap - 1] if gap > 1 else torch.arange(300)
     assert scripted(visit_blocks, CPU) is not visit_blocks
     for _ in range(4):  # TorchScript looks at the first calls and may do later ones in another way
-        assert same(scripted(visit_blocks, CPU)(rows, index, step), visit_blocks(rows, index, step))
+        assert same(scripted(visit_blocks, CPU)(rows, index, step, centre), visit_blocks(rows, index, step, centre))
         assert torch.equal(scripted(row_norms, CPU)(rows, step), row_norms(rows, step))
-    means = visit_blocks(rows, index, len(index))[0]
-    np.testing.assert_allclose(means[0], rows[index].double().numpy().mean(axis=0), rtol=1e-13)
+    sums = visit_blocks(rows, index, len(index), centre)[0]
+    np.testing.assert_allclose(sums[0] / len(index), rows[index].double().numpy().mean(axis=0), rtol=1e-13)
 
 
 def test_names_reduced_side_by_side_have_the_bits_of_one_after_the_other() -> None:
