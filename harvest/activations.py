@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harvest import glance
 from harvest.errors import RequestError
 from harvest.int8 import values_of
 from harvest.rawrows import GATHER_THREADS, Parts, RawRows
@@ -51,11 +52,15 @@ class Activations:
     def __init__(self, parts: Parts, name: str, width: int, dtype: str, chunk_rows: int = 1) -> None:
         """`chunk_rows`: those that have to be read together to read one, at most."""
         self.name = name
+        """`residual.12`."""
         self.shape = (parts.rows, width)
+        """(rows, values of a row)."""
         self.stored = dtype
         """The stored dtype."""
         self.dtype = read_dtype(dtype)
+        """Of the tensors that are given: float32 where int8 is stored."""
         self.chunk_rows = chunk_rows
+        """Rows that have to be read together to read one, at most."""
         self._raw = [RawRows(parts, name, width, dtype)]
         """Of int8 the codes, and the scales."""
         if dtype == "int8":
@@ -65,6 +70,16 @@ class Activations:
 
     def __repr__(self) -> str:
         return f"Activations({self.name!r}, {self.stored} [{self.shape[0]}, {self.shape[1]}])"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("rows", f"{self.shape[0]:,}"),
+            ("width", f"{self.shape[1]:,}"),
+            ("dtype", self.stored if self.stored != "int8" else "int8 with a scale per row, read as float32"),
+            ("size", f"{glance.size(self.shape[0] * self.row_bytes)} before compression"),
+        ]
+        note = "[10:20], [indices], [mask] give torch tensors; .numpy(rows) numpy"
+        return glance.html(f"Activations {self.name}", rows, note=note)
 
     def __len__(self) -> int:
         return self.shape[0]

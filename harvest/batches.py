@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from harvest import glance
 from harvest.activations import Activations
 from harvest.errors import RequestError
 from harvest.loader import Loader
@@ -101,6 +102,19 @@ class Batches(IterableDataset[Any]):
     def __repr__(self) -> str:
         names = ", ".join(array.name for array in self._arrays)
         return f"Batches({names}: {self._done} of {len(self)} batches of {self._slabs.batch_size})"
+
+    def _repr_html_(self) -> str:
+        order, place = self._order, f"batch {self._done:,} of {len(self):,}, from epoch {self._epoch} on"
+        rows = [
+            ("names", glance.few([array.name for array in self._arrays])),
+            ("rows", f"{self._count:,}" + ("" if self._selection is None else ", selected")),
+            ("batches", f"{len(self):,} of {self._slabs.batch_size:,} rows, {glance.plural(self._epochs, 'epoch')}"),
+            ("next", place),
+            ("mixing", self.mixing),
+        ]
+        if order["world"] > 1:
+            rows.append(("rank", f"{order['rank']} of {order['world']}"))
+        return glance.html("Batches", rows)
 
     @property
     def mixing(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from harvest import cards
+from harvest import cards, glance
 from harvest.errors import DamageError, RequestError
 from harvest.examples import keeps_examples, labelled
 from harvest.gathered import GatheredExamples
@@ -57,6 +57,15 @@ class Named(dict[str, Value]):
     def __init__(self, found: Mapping[str, Value], what: str) -> None:
         super().__init__(found)
         self._what = what
+
+    def __repr__(self) -> str:
+        return glance.listed(self._what, self)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, glance.few(list(value)) if isinstance(value, Named) else repr(value)) for name, value in self.items()
+        ]
+        return glance.html(self._what, rows)
 
     def __missing__(self, name: str) -> Value:
         raise RequestError(f"{self._what}: no {name!r} here; there are {', '.join(self) or 'none'}")

@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
+from harvest import glance
 from harvest.activations import Activations
 from harvest.directions import Named, Result, compute, stored
 from harvest.errors import RequestError
@@ -67,6 +68,24 @@ class Run(RowSet):
         shown = ", ".join(self.names[:3]) + (f", ... ({len(self.names)})" if len(self.names) > 3 else "")
         return f"Run({self.path!r}, {state}, {len(self.shards)} shards, {len(self)} rows, {shown or 'no names'})"
 
+    def _about(self) -> list[tuple[str, str]]:
+        found, job, planned = self.summary(), self.record.job, self.record.plan
+        skipped = ", ".join(f"{count:,} {reason}" for reason, count in found["skipped"].items())
+        of = f" of {planned['shards']:,}" if planned.get("shards") and not self.complete else ""
+        stored = planned["resolved"]["store_dtype"]
+        directions = [str(told["name"]) for told in job.get("directions") or ()]
+        lines = [
+            ("state", "complete" if self.complete else "unfinished: committed shards are shown"),
+            ("model", str(job.get("model", {}).get("name", ""))),
+            ("data", str(job.get("data", {}).get("path", ""))),
+            ("documents", f"{found['documents']:,}" + (f" (skipped: {skipped})" if skipped else "")),
+            ("tokens", f"{found['tokens']:,}"),
+            ("rows", f"{len(self):,} of each name, {stored}"),
+            ("store", f"{glance.size(found['bytes'])} in {glance.plural(found['shards'], 'shard')}{of}"),
+            ("names", glance.few(self.names)),
+        ]
+        return lines + ([("directions", glance.few(directions))] if directions else [])
+
     def _open(self, name: str) -> Activations:
         return open_activations(self._parts, name, self.record)
 
@@ -98,7 +117,7 @@ class Run(RowSet):
 
         Merged in shard order, so the bits are the same for any number of workers.
         """
-        return dict(self._statistics)
+        return Named(self._statistics, "statistics")
 
     @cached_property
     def _statistics(self) -> dict[str, NameStatistics]:

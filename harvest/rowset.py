@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from harvest import glance
 from harvest.activations import Activations, row_numbers
 from harvest.batches import Batches
 from harvest.errors import RequestError
@@ -27,9 +28,19 @@ class RowSet(ABC):
     """Reads without a lock, and never changes anything on disk."""
 
     def __init__(self, path: str, names: Sequence[str], rows: int, tokens: TokenRows) -> None:
-        self.path, self.names = path, list(names)
+        self.path = path
+        """Folder or URL; of several runs all of them."""
+        self.names = list(names)
+        """Of the activations: `residual.12`."""
         self._rows, self._tokens = rows, tokens
         self._activations: dict[str, Activations] = {}
+
+    def _repr_html_(self) -> str:
+        return glance.html(f"{type(self).__name__} {self.path}", self._about())
+
+    def _about(self) -> list[tuple[str, str]]:
+        """What a notebook shows, line by line."""
+        return [("rows", f"{len(self):,}"), ("names", glance.few(self.names))]
 
     def __len__(self) -> int:
         """Rows of every name."""

@@ -14,8 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from harvest import glance
 from harvest.errors import DamageError, RequestError, WorkError
-from harvest.model.placing import checked_offload, is_own, own_copy, place_of
+from harvest.model.placing import checked_offload, in_words, is_own, own_copy, place_of
 from harvest.model.pooling import checked_span
 
 FORMAT = "harvest.ActivationCache"
@@ -58,6 +59,11 @@ class ActivationRecord:
         object.__setattr__(self, "token_span", checked_span(self.token_span, shape[0], "token_span"))
         object.__setattr__(self, "phases", phases)
 
+    def __repr__(self) -> str:
+        at = f"{self.participant!r}, message {self.message_idx}, layer {self.layer}, {self.site}"
+        phases = f", {', '.join(self.phases)}" if self.phases else ""
+        return f"ActivationRecord({at}: {in_words(self.tensor)}, tokens {list(self.token_span)}{phases})"
+
     def rows(self, phase: str | None = None) -> torch.Tensor:
         """[k, d]: the rows of a phase, or of the message (`token_span`); KeyError for a phase that it lacks."""
         if phase is not None and phase not in self.phases:
@@ -77,6 +83,14 @@ class ActivationCache:
         self.offload = checked_offload(offload, "offload")
         self._place = place_of(self.offload, "offload")
         self._records: list[ActivationRecord] = []
+
+    def __repr__(self) -> str:
+        size = sum(record.tensor.nbytes for record in self._records)
+        sites = sorted({record.site for record in self._records})
+        messages = len({(record.participant, record.message_idx) for record in self._records})
+        counts = f"{glance.plural(len(self), 'record')}, {glance.plural(messages, 'message')}"
+        about = f"{counts}, {glance.few(sites)}, {glance.size(size)}"
+        return f"ActivationCache({about}, offload={self.offload!r})"
 
     def __len__(self) -> int:
         return len(self._records)

@@ -16,7 +16,7 @@ from harvest.errors import RequestError, WorkError
 from harvest.model.architectures import decoder_layers
 from harvest.model.cache import ActivationCache, ActivationRecord, Span
 from harvest.model.modules import runs_of
-from harvest.model.placing import checked_offload, own_copy, place_of
+from harvest.model.placing import checked_offload, in_words, own_copy, place_of
 from harvest.model.points import SITES, Name
 from harvest.model.sequences import Sequences
 from harvest.model.sites import resolve_layers, resolve_names
@@ -49,6 +49,9 @@ class CapturedSite(NamedTuple):
     """The site, or `module:PATH` and `module_input:PATH` in full."""
     tensor: torch.Tensor
     """[T, d] for one sequence, [B, T, d] for several, in the dtype in which it was computed."""
+
+    def __repr__(self) -> str:
+        return f"CapturedSite(layer={self.layer}, site={self.site!r}, tensor={in_words(self.tensor)})"
 
 
 def capture_activations(

@@ -50,3 +50,9 @@ def is_own(tensor: torch.Tensor, place: torch.device | None) -> bool:
         and tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() == tensor.nbytes
     )
+
+
+def in_words(tensor: torch.Tensor) -> str:
+    """`float32 [10, 576]`, and where it is unless in the machine's memory: its values would fill a page."""
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{where}"

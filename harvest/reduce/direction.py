@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from harvest import glance
 from harvest.errors import RequestError
 from harvest.reduce.concepts import TINY, ConceptState, with_waiting
 from harvest.reduce.evaluate import Evaluation, Figure
@@ -149,6 +150,25 @@ class Direction:
         rows = "A {:,} rows, B {:,}".format(*self.counts.rows)
         judged = f", AUROC {self._figure('auroc')}" if self.auroc is not None else ""
         return f"Direction({about}: norm {self.norm:.4g}, {rows}{judged})"
+
+    def _repr_html_(self) -> str:
+        counts = self.counts
+        rows = [("mode", self.mode), ("status", self.status)]
+        if self.norm is not None:
+            error = "" if self.standard_error is None else f" (standard error {glance.figure(self.standard_error)})"
+            rows.append(("norm", f"{glance.figure(self.norm)}{error}"))
+        rows.append(("examples", "A {:,}, B {:,}".format(*counts.rows)))
+        if counts.pairs:
+            rows.append(("pairs", f"{counts.pairs:,}"))
+        for what, (a, b) in (("unmatched", counts.unmatched), ("left out", counts.excluded), ("wrong", counts.wrong)):
+            if a or b:
+                rows.append((what, f"A {a:,}, B {b:,}"))
+        if self.evaluation is not None:
+            for what in ("auroc", "accuracy", "cohens_d", "explained"):
+                rows.append((f"held-out {what}", str(self._figure(what))))
+            if self.evaluation.reason is not None:
+                rows.append(("figures", self.evaluation.reason))
+        return glance.html(f"Direction {self.name}".rstrip(), rows)
 
 
 def undefined(mode: str, why: str, counts: Counts, length: float | None = None) -> Direction:

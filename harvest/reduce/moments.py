@@ -6,11 +6,12 @@ blocks and merged by Chan's formula: a mean of 1,000 costs the variance no digit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from harvest import glance
 from harvest.reduce import histogram
 from harvest.reduce.base import Block
 from harvest.reduce.histogram import Histogram
@@ -50,16 +51,21 @@ class RowStatistics:
     variance: np.ndarray
     """float64 [d], of the population (divided by count)."""
     mean_norm: float
+    """Mean length of a row."""
     mean_squared_norm: float
+    """Mean of the squared lengths."""
     norm_quantiles: Mapping[float, float]
     """Share -> norm, within 0.8 %: from a histogram with fixed bins."""
     norm_min: float
+    """Length of the shortest row."""
     norm_max: float
+    """Length of the longest."""
     high_norm_share: float
     """Share of rows with a norm beyond ten medians (attention sinks)."""
     min: float
     """Smallest single value."""
     max: float
+    """Largest single value."""
     zero_rows: int
     """Rows that are zero throughout."""
     non_finite_rows: int
@@ -74,6 +80,9 @@ class RowStatistics:
         odd = (("rows of zeros", self.zero_rows), ("rows left out", self.non_finite_rows))
         return f"{type(self).__name__}({rows}{norms}{''.join(f', {n} {what}' for what, n in odd if n)})"
 
+    def _repr_html_(self) -> str:
+        return glance.html(type(self).__name__, _side_by_side([self]), note=f"width {len(self.mean)}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NameStatistics(RowStatistics):
@@ -86,6 +95,22 @@ class NameStatistics(RowStatistics):
     def all(self) -> RowStatistics:
         """With special tokens: itself."""
         return self
+
+    def _repr_html_(self) -> str:
+        head, note = ("", "all rows", "without special tokens"), f"width {len(self.mean)}"
+        return glance.html("NameStatistics", _side_by_side([self, self.ordinary]), head=head, note=note)
+
+
+def _side_by_side(statistics: Sequence[RowStatistics]) -> list[tuple[str, ...]]:
+    """What each figure is, and its value in each of them."""
+    figures = ("mean_norm", "norm_min", "norm_max", "high_norm_share", "min", "max")
+    counts = ("zero_rows", "non_finite_rows", "non_finite")
+    return [
+        ("rows", *(f"{one.count:,}" for one in statistics)),
+        *((name.replace("_", " "), *(glance.figure(getattr(one, name)) for one in statistics)) for name in figures),
+        ("median norm", *(glance.figure(one.norm_quantiles[0.5]) for one in statistics)),
+        *((name.replace("_", " "), *(f"{getattr(one, name):,}" for one in statistics)) for name in counts),
+    ]
 
 
 FLOATS = ("norm_sum", "norm_squares", "norm_min", "norm_max", "low", "high")

@@ -124,7 +124,7 @@ def test_a_look_reads_the_new_records_alone_and_another_life_is_read_anew(
             read.append(path)
             return super().read(path)
 
-    monkeypatch.setattr(status_module, "open_files", lambda path: Counting(path))
+    monkeypatch.setattr(status_module, "open_files", lambda path, **_: Counting(path))
     keys = replay.keys
     for key in keys[:6]:
         replay.commit(key)
