@@ -64,17 +64,21 @@ class Resolved:
     switches: tuple[int, ...]
     """Lengths below it beyond which the model computes every token otherwise: no batch has windows of both sides."""
     batching: str
+    """`sorted`, `packed` or `concatenated`."""
     tokens_per_batch: int
     """Padding included."""
     rows_per_sort_window: int
+    """Captured rows that are sorted among themselves and written together."""
     shard_documents: int
     """Source rows of a shard."""
     store_dtype: str
+    """Of the rows on disk."""
     chunk_bytes: int
     """Of an inner chunk, at most."""
     threads: int
     """Of the forward; another count gives other last bits."""
     names: tuple[str, ...]
+    """Site by site in the job's order, layers rising."""
     fixed_date: str
     """The date that chat templates see."""
     spans: bool

@@ -203,7 +203,7 @@ class StatisticsSettings(Settings):
     moments: bool = True
     """Count, mean, variance, norms and extremes of every name."""
     covariance: bool = False
-    """float64 [width, width] of every name."""
+    """Not built in this version: only `false` runs."""
     also: Names = ()
     """Further reductions, by the names of their files; `run.reduced(NAME)` reads one."""
 
