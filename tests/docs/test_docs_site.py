@@ -107,8 +107,7 @@ def browser() -> Iterator[Page]:
         yield found
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)], ids=["phone, light", "desk, dark"])
 def test_pages_fit_their_window_and_ask_for_nothing_but_their_own_files(
     width: int, dark: bool, browser: Page, site: Path, parsed: dict[Path, Parsed]
 ) -> None:
