@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -94,36 +95,60 @@ assert np.array_equal(np.loadtxt("out/residual.1.txt", ndmin=2).astype(np.float3
 assert "numpy.loadtxt" in open("out/README.md").read()
 """,
 }
-"""What each example makes possible, in a process that sees the copy alone."""
+"""What each example makes possible."""
+DRIVER = """
+import json, os, pathlib, traceback
+import harvest
+top = pathlib.Path.cwd()
+assert pathlib.Path(harvest.__file__).is_relative_to(top)
+failures = {}
+for number, (file, code) in enumerate(json.loads((top / "uses.json").read_text()).items()):
+    (top / str(number)).mkdir()
+    os.chdir(top / str(number))
+    try:
+        exec(compile(code, file, "exec"), {"harvest": harvest})
+        failures[file] = ""
+    except BaseException:
+        failures[file] = traceback.format_exc()
+(top / "failures.json").write_text(json.dumps(failures))
+"""
 
 
 def test_there_is_an_example_for_each_recipe_and_a_use_of_each_example() -> None:
     assert {file for file, _, _ in EXAMPLES} == set(USE)
 
 
-@pytest.mark.parametrize(("file", "table", "code"), EXAMPLES, ids=[file for file, _, _ in EXAMPLES])
-def test_the_example_in_one_file_is_all_that_it_takes(file: str, table: str, code: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "harvest", tmp_path / "harvest", ignore=shutil.ignore_patterns("__pycache__"))
-    path = tmp_path / file
-    assert path.exists() == bool(table)
-    if table:
-        path.write_text(
-            re.sub(rf"(?m)^({table}\b.*\{{)$", lambda line: f"{line[0]}\n{code}", path.read_text(), count=1)
-        )
-        assert code in path.read_text()
-    else:
-        path.write_text(code)
-    use = f"import harvest\nassert harvest.__file__.startswith({str(tmp_path)!r})\n{USE[file]}"
-    seen = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Example -> what went wrong when it was used, in one process that sees a copy of the package with all of them."""
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "harvest", copy / "harvest", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, table, code in EXAMPLES:
+        path = copy / file
+        assert path.exists() == bool(table), file
+        if table:
+            before, opening, after = re.split(rf"(?m)(^{table}\b.*\{{\n)", path.read_text(), maxsplit=1)
+            path.write_text(before + opening + code + after)
+        else:
+            path.write_text(code)
+    (copy / "uses.json").write_text(json.dumps(USE))
+    seen = os.pathsep.join([str(copy), str(ROOT / "tests")])
     done = subprocess.run(
-        [sys.executable, "-c", use],
-        cwd=tmp_path,
+        [sys.executable, "-c", DRIVER],
+        cwd=copy,
         env={**os.environ, "PYTHONPATH": seen},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads((copy / "failures.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("file", USE)
+def test_the_example_in_one_file_is_all_that_it_takes(file: str, failures: dict[str, str]) -> None:
+    assert failures[file] == ""
 
 
 def test_every_path_that_the_text_names_exists() -> None:
