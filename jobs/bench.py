@@ -1,6 +1,6 @@
 """The whole table: every measure of Harvest's speed beside its goal, from the scripts that take it.
 
-    python jobs/bench.py [--only TEXT] [--pairs 5] [--quick] [--out jobs/results]
+    python jobs/bench.py [SCRIPT ...] [--only TEXT] [--pairs 5] [--quick] [--out jobs/results]
 
 Each script runs in a process of its own, so that none inherits another's memory, threads or end. What cannot be
 measured here is a line that says why; a script that dies leaves lines that say so, and the others go on. `--out` puts
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ import measuring
 from measuring import Line, Row
 
 SCRIPTS = [
-    *("capture", "peers", "batching", "write", "store"),
+    *("capture", "peers", "batching", "directions", "write", "store"),
     *("workers", "schedule", "memory", "start", "gpu"),
 ]
 """In the order of the table: `bench_<name>.py`, with `rows` and, for options of its own, `more`."""
@@ -49,19 +50,23 @@ def measured(script: Path, rows: Sequence[Row], asked: argparse.Namespace) -> It
     missing = {row.what: row for row in rows}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for text in process.stdout:
-            if text.startswith("{"):  # the rest is what libraries say
-                line = Line(**json.loads(text))
-                missing.pop(line.what, None)
-                yield line
+        try:
+            for text in process.stdout:
+                if text.startswith("{"):  # the rest is what libraries say
+                    line = Line(**json.loads(text))
+                    missing.pop(line.what, None)
+                    yield line
+        except BaseException:
+            process.terminate()
+            raise
     for row in missing.values():
         remark = f"{script.name} ended with status {process.returncode}"
         yield Line(what=row.what, goal=row.goal, at_most=row.at_most, unit=row.unit, remark=remark, failed=True)
 
 
-def table(asked: argparse.Namespace) -> Iterator[Line]:
-    """All lines, in order."""
-    for name in SCRIPTS:
+def table(names: Sequence[str], asked: argparse.Namespace) -> Iterator[Line]:
+    """The lines of these scripts, in order."""
+    for name in names:
         try:
             rows = declared(name, asked)
         except Exception as error:  # a line of the table, and the exit status
@@ -72,10 +77,15 @@ def table(asked: argparse.Namespace) -> Iterator[Line]:
 
 
 def main() -> None:
-    asked = measuring.read(measuring.parser(__doc__))
+    options = measuring.parser(__doc__)
+    options.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)}; default all")
+    asked = measuring.read(options)
+    if unknown := set(asked.scripts) - set(SCRIPTS):
+        options.error(f"{', '.join(sorted(unknown))}: the scripts are {', '.join(SCRIPTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a script ends with this one
     print(measuring.HEAD, flush=True)
     lines = []
-    for line in table(asked):
+    for line in table(asked.scripts or SCRIPTS, asked):
         lines.append(line)
         print(line, flush=True)
         if asked.out is not None:  # line by line: a table takes half an hour

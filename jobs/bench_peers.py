@@ -3,8 +3,8 @@
     make bench-peers && python jobs/bench_peers.py [--pairs 5] [--only nnsight] [--out jobs/results]
 
 The residual stream after block 15 of SmolLM2-135M, the windows of `jobs/work.py`. A peer's process loads the model and
-then works when it is told to, in turn with the limit (and the whole trunk) here; loading and importing are in no
-figure. That all captured the same is checked by a total of the rows.
+then works when it is told to, in turn with the limit here; loading and importing are in no figure. The whole trunk is
+timed twice at the end. That all captured the same is checked by a total of the rows.
 """
 
 from __future__ import annotations
@@ -91,14 +91,9 @@ def limit(work: Work, pairs: int) -> Found:
 
 def against_limit(work: Work, environment: str, script: str, pairs: int) -> Found:
     with started(work, environment, script, ["residual"]) as peer:
-        trunk: list[float] = []
-
-        def bare() -> float:
-            trunk.append(work.bare(LAYERS - 1))
-            return work.bare(LAYER)
-
-        timings = in_turn(bare, peer.seconds, pairs)
-    whole = statistics.median(first / second for first, (_, second) in zip(trunk[1:], timings))
+        timings = in_turn(partial(work.bare, LAYER), peer.seconds, pairs)
+        trunk = statistics.median(work.bare(LAYERS - 1) for _ in range(2))
+    whole = trunk / statistics.median(seconds for _, seconds in timings)
     return Found(figures=ratios(timings), remark=f"{whole:.2f} of the whole trunk's speed")
 
 

@@ -34,6 +34,8 @@ GOALS = {
     "residual, attn, mlp at all layers, bfloat16 / trunk": 0.85,
     "4 names of block 15, stored, one run / SAELens' four runs": 3.5,
     "real reviews, isolated, stored / padded in dataset order": 2,
+    "moments and a direction, 30 layers, float32 / the same run without": 1.03,
+    "moments and a direction, 30 layers, bfloat16 / the same run without": 1.06,
     "writing, durable / one plain file": 0.8,
     "shuffled reading / numpy memmap gather": 1,
     "shuffled reading / SAELens' cached reader": 2,
@@ -151,7 +153,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_script_that_dies_or_cannot_start_loses_no_other_row(scripts: Path) -> None:
-    lines = list(bench.table(asked("--pairs", "3", "--threads", "1")))
+    lines = list(bench.table(bench.SCRIPTS, asked("--pairs", "3", "--threads", "1")))
     assert [(line.what, list(line.figures), line.failed) for line in lines] == [
         ("dying 0", [6.0], False),
         ("dying 1", [], True),
@@ -168,17 +170,18 @@ def test_a_script_that_dies_or_cannot_start_loses_no_other_row(scripts: Path) ->
 def test_only_measures_the_rows_whose_name_contains_the_text(
     scripts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--only", "whole 1", "--out", str(scripts), "--threads", "1"])
-    monkeypatch.setattr(bench, "SCRIPTS", ["dying", "whole"])
+    words = ["dying", "whole", "--only", "whole 1", "--out", str(scripts), "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
     bench.main()
     assert sorted(path.name for path in scripts.iterdir() if path.name[:5] in ("whole", "dying")) == ["whole 1"]
     printed = [line for line in capfd.readouterr().out.splitlines() if line.startswith("| ")]
     assert [cells(line)[:2] for line in printed] == [["what", "median"], ["whole 1", "8.000"]]
     (path,) = scripts.glob("bench_*_2*.md")
     assert "| whole 1 | 8.000 |" in path.read_text()
-    monkeypatch.setattr(sys, "argv", ["bench", "--only", "nothing"])
-    with pytest.raises(SystemExit, match="'nothing'"):
-        bench.main()
+    for words, status in ((["whole", "--only", "nothing"], "'nothing'"), (["nobody"], "2")):
+        monkeypatch.setattr(sys, "argv", ["bench", *words])
+        with pytest.raises(SystemExit, match=status):
+            bench.main()
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------
