@@ -72,3 +72,9 @@ def test_a_reduction_that_the_run_does_not_keep_is_refused_with_those_that_it_do
         run(tmp_path / "empty", []).reduced("health")
     with pytest.raises(RequestError, match="no such reduction"):
         run(tmp_path / "run").reduced("larges")
+
+
+def test_a_run_goes_on_with_the_reductions_that_it_began_with(tmp_path: Path) -> None:
+    run(tmp_path / "run", also=["health"])
+    with pytest.raises(RequestError, match=r"statistics\.also: \['health'\] -> \[\]"):
+        run(tmp_path / "run")
