@@ -16,7 +16,7 @@ from harvest.export.export import Request, export_run
 
 pytestmark = pytest.mark.skipif("HARVEST_PEERS" not in os.environ, reason="make test-peers has the environments")
 WIDTH = 16
-MODEL = "HuggingFaceTB/SmolLM2-135M"
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SCRIPTS = {"train_saelens.py": "saelens", "train_dictionary_learning.py": "dictionary_learning"}
 
 
