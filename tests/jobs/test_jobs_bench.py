@@ -170,6 +170,7 @@ def test_a_script_that_dies_or_cannot_start_loses_no_other_row(scripts: Path) ->
 def test_only_measures_the_rows_whose_name_contains_the_text(
     scripts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
     words = ["dying", "whole", "--only", "whole 1", "--out", str(scripts), "--threads", "1"]
     monkeypatch.setattr(sys, "argv", ["bench", *words])
     bench.main()
