@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -54,12 +55,12 @@ def plan(
 ) -> None:
     """Says what a job will do and need, without running the model; refuses what `run` would refuse."""
     request = _request(job, overrides)
-    from harvest import show
-
-    if workers is not None and not calibrate:
+    if workers is not None and not (calibrate and workers > 0):
         from harvest.errors import RequestError
 
-        raise RequestError(f"--workers {workers}: how they do is known from --calibrate alone; add it")
+        told = "allowed are whole numbers of at least 1" if calibrate else "how they do is known from --calibrate alone"
+        raise RequestError(f"--workers {workers}: {told}{'' if calibrate else '; add it'}")
+    from harvest import show
     from harvest.runtime.coordinate import plan_run
 
     shown = show.plan(found := plan_run(request))
@@ -307,9 +308,19 @@ def _status(arguments: list[str]) -> int:
         return _say(*ending(KeyboardInterrupt()))
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of click, which typer carries inside or beside itself
-            return _say(error.format_message(), 2)
+            return _say(_usage(error), 2)
         traceback.print_exc()
         return _say(*ending(error))
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a command line, in our words, and what lists what is allowed."""
+    context, command = getattr(error, "ctx", None), ""
+    if context is not None and context.parent is not None:
+        command = f" {context.info_name}"
+    said = re.sub(r": Input should be a valid integer.*", ": allowed are whole numbers", error.format_message())
+    said = said[0].lower() + said[1:].rstrip(".")
+    return f"{said}; harvest{command} --help lists what is allowed"
 
 
 def _say(text: str, status: int) -> int:

@@ -55,7 +55,7 @@ def calibrate(plan: Plan, workers: int | None = None, *, begin: float, seconds: 
     Raises RequestError where this machine cannot, WorkError where the part fails.
     """
     job = plan.job
-    _refuse(plan, workers)
+    _refuse_elsewhere(plan)
     with _scratch(job) as place:
         since = time.monotonic()
         model, warm = _harvest(plan, None, place("warm"), WARM_BATCHES * plan.resolved.tokens_per_batch, begin)
@@ -71,9 +71,7 @@ def calibrate(plan: Plan, workers: int | None = None, *, begin: float, seconds: 
 # ---- the part ----------------------------------------------------------------------------------------------------
 
 
-def _refuse(plan: Plan, workers: int | None) -> None:
-    if workers is not None and workers < 1:
-        raise RequestError(f"--workers {workers}: allowed are whole numbers of at least 1")
+def _refuse_elsewhere(plan: Plan) -> None:
     if plan.resolved.device == "cuda" and not torch.cuda.is_available():
         raise RequestError("--calibrate: the plan is for CUDA, which this machine has not; allowed is a node that has")
 

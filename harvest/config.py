@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harvest.errors import RequestError
-from harvest.settings.base import Settings
+from harvest.settings.base import Settings, path_meant
 from harvest.settings.direction import DirectionSettings
 from harvest.settings.model import ModelSettings
 from harvest.settings.refusals import one_line
@@ -205,7 +205,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RequestError(f"job file {path}: no such file") from None
+        raise RequestError(f"job file {path}: no such file{path_meant(str(path))}") from None
     except IsADirectoryError:
         raise RequestError(f"job file {path}: it is a folder; allowed is a TOML file") from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Two ways for one thread to work beside another, both bounded: ahead of the consumer, and behind the producer."""
+"""Threads beside another, all bounded: ahead of the consumer, behind the producer, and waited for only so long."""
 
 from __future__ import annotations
 
@@ -94,3 +94,22 @@ class Behind:
         future = self._pool.submit(function, *args)
         future.add_done_callback(lambda _: self._room.release())
         return future
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` returns or raises; TimeoutError after so long, while it ends by itself and unheard."""
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # raised below, unless nobody waits any more
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="harvest-within", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from None

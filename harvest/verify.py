@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harvest.errors import RequestError
 from harvest.findings import Finding, Report
 from harvest.runcheck import check_run, missing_shards, read_records
 from harvest.shardcheck import ShardCheck
 from harvest.store import layout
 from harvest.store.files import Files
+from harvest.store.folder import no_run
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
 
@@ -32,7 +32,7 @@ def verify_run(
     path = str(run) if isinstance(run, str | Path) else files.url
     record = Ledger(files).read_run()
     if record is None:
-        raise RequestError(f"{path} is not a run (no {layout.RUN})")
+        raise no_run(path)
     findings: list[Finding] = []
     records = read_records(Ledger(files), findings)
     torn = bool(findings)

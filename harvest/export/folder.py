@@ -21,6 +21,7 @@ import numpy as np
 
 from harvest.errors import RequestError, WorkError
 from harvest.store.files import Bytes, Files, Sink, naming_full_disk
+from harvest.store.folder import require_writable
 from harvest.store.opening import open_files
 
 UNFINISHED = "UNFINISHED.json"
@@ -95,6 +96,7 @@ class Folder:
         self._target = open_files(out, setting="out")
         try:
             self._refuse_taken(run)
+            require_writable(self._target, "out")
         except OSError as error:
             raise _unusable(out, error) from None
         self._files = self._target

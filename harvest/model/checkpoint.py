@@ -15,10 +15,13 @@ from typing import Any
 
 from harvest.config import resolve_package
 from harvest.errors import RequestError
+from harvest.overlap import within
+from harvest.settings.base import path_meant
 
 LONGEST_NAME = 1024
 """Characters of a model's name or path; file systems take no more in one piece."""
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+_GIST = 300
 HUB_SECONDS = 5.0
 """Until the hub counts as out of reach."""
 
@@ -56,7 +59,7 @@ def locate(name: str, revision: str = "main", setting: str = "model.name") -> Ch
         raise RequestError(f"{setting} = {name[:40]!r}...: {len(name)} characters; allowed are {LONGEST_NAME}")
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise RequestError(f"{setting} = {name!r}: no such file")
+            raise RequestError(f"{setting} = {name!r}: no such file{path_meant(str(path))}")
         return Checkpoint(where=str(path.parent), gguf_file=path.name, revision=None)
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and setting == "model.name":
@@ -68,7 +71,10 @@ def locate(name: str, revision: str = "main", setting: str = "model.name") -> Ch
             raise RequestError(f"{setting} = {name!r}: the folder has no config.json, so it is no checkpoint")
         return Checkpoint(where=str(path), gguf_file=None, revision=None)
     if path.exists() or not HUB_ID.match(name):
-        raise RequestError(f"{setting} = {name!r}: neither a folder, a .gguf file, package:NAME/path nor a hub id")
+        raise RequestError(
+            f"{setting} = {name!r}: neither a folder, a .gguf file, package:NAME/path nor a hub id"
+            f"{'' if path.exists() else path_meant(str(path))}"
+        )
     return Checkpoint(where=name, gguf_file=None, revision=revision)
 
 
@@ -111,13 +117,14 @@ def reach(checkpoint: Checkpoint, files: tuple[str, ...], setting: str) -> None:
         return
     try:
         url = hf_hub_url(checkpoint.where, files[0], revision=checkpoint.revision)
-        get_hf_file_metadata(url, timeout=HUB_SECONDS)
+        within(HUB_SECONDS, lambda: get_hf_file_metadata(url, timeout=HUB_SECONDS))
     except HfHubHTTPError:
         return
     except Exception as error:  # the kinds of the HTTP library, which is another one in each version of the hub's
         raise RequestError(
             f"{setting} = {checkpoint.where!r}: no such folder or file, not in the hub's cache on this machine, and "
-            f"the hub cannot be reached ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"the hub cannot be reached ({type(error).__name__}: {' '.join(str(error).split())[:200]}); name a folder, "
+            "or fetch it once where there is a network"
         ) from error
 
 
@@ -140,5 +147,11 @@ def one_clear_line(setting: str, name: str) -> Iterator[None]:
     except RequestError:
         raise
     except Exception as error:  # foreign code over foreign files: what it raises is not ours to list
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RequestError(f"{setting} = {name!r}: cannot be loaded: {reason[:400]}") from error
+        raise RequestError(f"{setting} = {name!r}: cannot be loaded: {gist(error)}") from error
+
+
+def gist(error: Exception) -> str:
+    """What foreign code says over many lines: whole sentences while they are few, else its beginning."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    end = max(reason.rfind(mark, 0, _GIST) for mark in (". ", "! ", "? "))
+    return reason if len(reason) <= _GIST else reason[:end] if end > 0 else f"{reason[:_GIST]}..."

@@ -45,10 +45,15 @@ def load_config(settings: ModelSettings) -> Any:
 def skeleton(config: Any, settings: ModelSettings) -> Any:
     """The model on the meta device: its modules, sites and attention, in a second and without memory."""
     blamed = ("model.name", settings.name) if settings.attention == "auto" else ("model.attention", settings.attention)
-    with _quiet(), one_clear_line(*blamed), torch.device("meta"):
-        return _auto_class(config).from_config(
-            config, trust_remote_code=settings.trust_remote_code, **_attention(settings)
-        )
+    try:
+        with _quiet(), one_clear_line(*blamed), torch.device("meta"):
+            return _auto_class(config).from_config(
+                config, trust_remote_code=settings.trust_remote_code, **_attention(settings)
+            )
+    except RequestError as error:
+        if settings.attention == "auto":
+            raise
+        raise RequestError(f"{error}; 'auto', 'eager' and 'sdpa' need nothing more") from None
 
 
 def _auto_class(config: Any) -> Any:
@@ -70,7 +75,7 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str, wi
     the head: transformers would make those up.
     """
     checkpoint = pinned(locate(settings.name, settings.revision))
-    with _quiet(), one_clear_line("model.name", settings.name):
+    with _quiet(), one_clear_line("model.name", settings.name), _known_options(settings.options):
         model, loading = _auto_class(config).from_pretrained(
             checkpoint.where,
             output_loading_info=True,
@@ -85,6 +90,18 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str, wi
     _refuse_made_up_weights(model, loading["missing_keys"], settings.name, with_head)
     placed = settings.device_map is not None or settings.quantization is not None
     return adapted(model if placed else model.to(device), settings).eval()
+
+
+@contextlib.contextmanager
+def _known_options(options: Iterable[str]) -> Iterator[None]:
+    """Names the one of `model.options` that the model does not take."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = next((key for key in options if repr(key) in str(error)), None)
+        if unknown is None:
+            raise
+        raise RequestError(f"model.options.{unknown}: this model takes no such option; leave it out") from error
 
 
 def _options(settings: ModelSettings) -> dict[str, Any]:
@@ -111,14 +128,21 @@ def load_tokenizer(settings: ModelSettings, name: str | None) -> Any:
     """The tokenizer called `name`, else the model's own; None where the model has none (token ids need none)."""
     setting = "tokens.tokenizer" if name else "model.name"
     checkpoint = locate(name or settings.name, settings.revision if not name else "main", setting)
-    folder = checkpoint.local if name is None else None
-    if folder and folder.is_dir() and not any((folder / file).exists() for file in TOKENIZER_FILES):
+    folder = checkpoint.local
+    bare = folder and folder.is_dir() and not any((folder / file).exists() for file in TOKENIZER_FILES)
+    if bare and name is None:
         return None
     reach(checkpoint, ("tokenizer_config.json", *TOKENIZER_FILES), setting)
-    with _quiet(), one_clear_line(setting, name or settings.name):
-        return AutoTokenizer.from_pretrained(
-            checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
-        )
+    try:
+        with _quiet(), one_clear_line(setting, name or settings.name):
+            return AutoTokenizer.from_pretrained(
+                checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
+            )
+    except RequestError:
+        if not bare:
+            raise
+        files = ", ".join(TOKENIZER_FILES)
+        raise RequestError(f"{setting} = {name!r}: no tokenizer; allowed is a folder with one of {files}") from None
 
 
 def _attention(settings: ModelSettings) -> dict[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from harvest.errors import RequestError
 from harvest.results import Totals
 from harvest.runtime.tally import Expected, Tally
 from harvest.stages import Worked
 from harvest.store import layout
+from harvest.store.folder import no_run
 from harvest.store.lease import Holder, read_holder
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
@@ -32,7 +32,7 @@ class Follower:
 
     def __init__(self, path: str) -> None:
         """Raises RequestError where there is no run."""
-        self.path, self._files = path, open_files(path)
+        self.path, self._files = path, open_files(path, setting="path")
         self._ledger = Ledger(self._files)
         self.holder: Holder | None = None
         """Who coordinates it, or did last."""
@@ -54,7 +54,7 @@ class Follower:
     def _run(self) -> RunRecord:
         run = self._ledger.read_run() if self._files.exists(layout.RUN) else None
         if run is None:
-            raise RequestError(f"{self.path} is not a run (no {layout.RUN})")
+            raise no_run(self.path)
         return run
 
     def _begin(self, run: RunRecord) -> None:

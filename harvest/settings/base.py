@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,6 +16,7 @@ MOST = 2**53
 """Counts beyond it are typing errors, and what counts rows and bytes does not hold them."""
 MOST_THREADS = 1024
 _SHOWN = 200
+_BESIDE = 10_000
 
 
 class Settings(BaseModel):
@@ -46,6 +49,16 @@ def _toml(value: Any) -> str:
 def nearest(word: str, known: Iterable[str], like: float = 0.6) -> list[str]:
     """The known word that was probably meant; empty where none is at least so much alike (1: the same)."""
     return difflib.get_close_matches(word, list(known), 1, like)
+
+
+def path_meant(path: str) -> str:
+    """`; did you mean ...?` where something of nearly that name lies beside a path that is not there; else nothing."""
+    folder, name = os.path.split(os.path.expanduser(path))
+    try:
+        meant = nearest(name, itertools.islice((entry.name for entry in os.scandir(folder or ".")), _BESIDE), 0.75)
+    except OSError:
+        return ""
+    return f"; did you mean {os.path.join(folder, meant[0])}?" if meant else ""
 
 
 def _check_count(value: Any) -> Any:

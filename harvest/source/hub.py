@@ -11,12 +11,13 @@ from datasets import DownloadConfig, load_dataset_builder
 from huggingface_hub import HfApi
 
 from harvest.errors import RequestError
+from harvest.overlap import within
 from harvest.settings.tables import DataSettings
 from harvest.source.objects import StreamFile
 from harvest.source.places import Place, format_of
 from harvest.source.rows import one_line
 
-_SECONDS = 10
+_SECONDS = 5.0
 _PLAIN = {"parquet": (), "json": ("field",), "csv": ("sep", "names", "header", "quotechar"), "text": (), "arrow": ()}
 """Builder -> options of its configuration that change which rows there are: only their defaults are read by us."""
 
@@ -44,7 +45,7 @@ def _commit(data: DataSettings) -> str:
     if datasets.config.HF_HUB_OFFLINE:
         raise _unreached(data, "the hub is switched off by HF_HUB_OFFLINE")
     try:
-        commit = HfApi().dataset_info(data.path, revision=data.revision, timeout=_SECONDS).sha
+        commit = within(_SECONDS, lambda: HfApi().dataset_info(data.path, revision=data.revision, timeout=_SECONDS).sha)
     except Exception as error:  # http clients have errors of their own, and all mean: not to be had
         raise _unreached(data, f"{type(error).__name__}: {error}") from error
     return str(commit)
@@ -80,9 +81,8 @@ def _pick_split(data: DataSettings, splits: Sequence[Any]) -> str:
         return names[0]
     if data.split is not None and (data.split in names or not names):
         return data.split
-    raise RequestError(
-        f"data.split = {data.split!r}: {data.path} has the splits {', '.join(names) or 'unknown'}; name one"
-    )
+    asked = "data.split" if data.split is None else f"data.split = {data.split!r}"
+    raise RequestError(f"{asked}: {data.path} has the splits {', '.join(names) or 'unknown'}; name one")
 
 
 def _read_by_us(builder: Any, files: Sequence[str]) -> bool:

@@ -29,7 +29,7 @@ def parse_object(data: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(decode(data))
     except json.JSONDecodeError as error:
-        raise RowError(f"not valid JSON: {error.msg} at character {error.pos}") from None
+        raise RowError(f"not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     except RecursionError:
         raise RowError("not valid JSON: nested too deeply") from None
     if not isinstance(value, dict):

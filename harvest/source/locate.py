@@ -13,6 +13,7 @@ import fsspec
 
 from harvest.config import resolve_package
 from harvest.errors import RequestError
+from harvest.settings.base import path_meant, shown
 from harvest.settings.tables import DataSettings
 from harvest.source.places import COMPRESSIONS, FORMATS, Place, format_of
 from harvest.source.rows import one_line
@@ -39,9 +40,18 @@ def find_places(data: DataSettings) -> list[Place] | None:
     except RequestError:
         raise
     except Exception as error:  # every file system has errors of its own: no such bucket, no credentials, no network
-        raise RequestError(
-            f"data.path = {data.path!r}: cannot be read: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        raise RequestError(f"data.path = {data.path!r}: {_why(error, path)}") from error
+
+
+def _why(error: Exception, path: str) -> str:
+    if isinstance(error, ValueError) and "rotocol" in str(error):
+        return f"unknown kind of store {path.partition('://')[0]!r}"
+    said = f"cannot be read: {type(error).__name__}: {one_line(error)}"
+    if isinstance(error, ImportError):
+        said = f"needs a package that is not installed: {one_line(error)}"
+    elif "redential" in said:
+        said += "; credentials are read from the environment only"
+    return said
 
 
 class _Finder:
@@ -88,10 +98,10 @@ class _Finder:
         if not self.local:
             raise self._wrong("data.path", self.data.path, "no such file or folder")
         if not _HUB_ID.match(self.data.path) or format_of(self.data.path) is not None:
-            raise self._wrong("data.path", self.data.path, "no such file (and no hub id)")
+            raise self._wrong("data.path", self.data.path, f"no such file (and no hub id){path_meant(self.data.path)}")
 
     def _wrong(self, setting: str, value: Any, reason: str) -> RequestError:
-        return RequestError(f"{setting} = {value!r}: {reason}")
+        return RequestError(f"{setting}{'' if value is None else f' = {shown(value)}'}: {reason}")
 
     def _listed(self) -> list[str]:
         """The files of `data.files`: names and globs relative to `data.path`."""
@@ -99,7 +109,7 @@ class _Finder:
         if isinstance(files, dict) and files:
             split = self.data.split or (next(iter(files)) if len(files) == 1 else None)
             if split not in files:
-                raise self._wrong("data.split", self.data.split, f"data.files has {', '.join(files)}")
+                raise self._wrong("data.split", self.data.split, f"allowed are those of data.files: {', '.join(files)}")
             files = files[split]
         names = [files] if isinstance(files, str) else files
         if not names or not isinstance(names, list) or not all(name and isinstance(name, str) for name in names):
@@ -146,8 +156,8 @@ class _Finder:
             places.append(Place(name=name, path=path if self.local else self.fs.unstrip_protocol(path), format=kind))
         kinds = {place.format: place.name for place in reversed(places)}
         if len(kinds) > 1:
-            shown = ", ".join(f"{kind} ({name})" for kind, name in sorted(kinds.items()))
-            raise self._wrong("data.path", self.data.path, f"files of several formats: {shown}; name one with a glob")
+            listed = ", ".join(f"{kind} ({name})" for kind, name in sorted(kinds.items()))
+            raise self._wrong("data.path", self.data.path, f"files of several formats: {listed}; name one with a glob")
         return places
 
     def _split(self, places: list[Place]) -> list[Place]:
@@ -157,9 +167,11 @@ class _Finder:
         word = re.compile(rf"(^|[/._ -]){re.escape(self.data.split)}([/._ -]|$)")
         named = [place for place in places if word.search(place.name)]
         if not named and self.data.split != "train":  # files that say no split are all `train`
-            shown = ", ".join(place.name for place in places[:10])
+            listed = ", ".join(place.name for place in places[:10])
             raise self._wrong(
-                "data.split", self.data.split, f"no file of {self.data.path} says so by its name: {shown}"
+                "data.split",
+                self.data.split,
+                f"no file of {self.data.path} says so by its name: {listed}; leave it out for all",
             )
         return named or places
 

@@ -37,7 +37,12 @@ def require_run_or_empty(files: Files) -> bool:
     return False
 
 
-def require_writable(files: Files) -> None:
+def no_run(path: str) -> RequestError:
+    """The error for a place without a run."""
+    return RequestError(f"{path} is not a run (no {layout.RUN}); allowed is the run.path of a job that has begun")
+
+
+def require_writable(files: Files, setting: str = "run.path") -> None:
     """Raises RequestError where nothing can be written into a local folder, or made where it will be."""
     place = files.url
     while files.local and not os.path.isdir(place):
@@ -48,7 +53,7 @@ def require_writable(files: Files) -> None:
     except OSError as error:
         why = "" if error.errno == errno.ENOENT else f": {error.strerror}"  # `/proc` says so of its own children
         raise RequestError(
-            f"run.path = {files.url!r}: cannot be written ({place} takes no files{why}); choose another folder"
+            f"{setting} = {files.url!r}: cannot be written ({place} takes no files{why}); choose another folder"
         ) from None
 
 

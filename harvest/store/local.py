@@ -46,7 +46,10 @@ class LocalFiles:
         for place in (self.root, *self.root.parents):
             if os.path.lexists(place):
                 if not place.is_dir():
-                    raise RequestError(f"{setting} = {root!r}: {place} is in the way and is not a folder")
+                    told = (
+                        "it is a file, not a folder" if place == self.root else f"{place} is in the way, not a folder"
+                    )
+                    raise RequestError(f"{setting} = {root!r}: {told}")
                 break
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvest.errors import RequestError
+from harvest.settings.base import shown
 from harvest.settings.tables import DataSettings
 from harvest.source import hub
 from harvest.source.open import open_source
@@ -84,7 +85,7 @@ def test_what_is_not_there_is_refused_by_name(folder: Path) -> None:
     assert "no such file (and no hub id)" in refusal(path="./nothing")
     assert f"data.path = '{folder}/*.csv': no file matches" == refusal(path=f"{folder}/*.csv")
     assert "data.files = 'no.jsonl'" in refusal(path=str(folder), files=["no.jsonl"])
-    assert "data.split = None" in refusal(path=str(folder), files={"a": "x", "b": "y"})
+    assert "data.split: allowed are those of data.files: a, b" in refusal(path=str(folder), files={"a": "x", "b": "y"})
     assert "unknown format" in refusal(path=f"{folder}/README.md")
     assert "data.revision = 'main'" in refusal(path=str(folder), revision="main")
     assert "data.path = 'memory://nowhere/x.jsonl': no such file" in refusal(path="memory://nowhere/x.jsonl")
@@ -106,7 +107,7 @@ def test_a_split_that_a_single_file_does_not_name_is_refused(folder: Path) -> No
 @pytest.mark.parametrize("files", ["", [], {}, [""], {"train": []}, {"train": 5}, {"train": [5]}])
 def test_data_files_that_name_no_file_are_refused(folder: Path, files: Any) -> None:
     assert refusal(path=str(folder), files=files) == (
-        f"data.files = {files!r}: allowed are names and globs of files, also by split"
+        f"data.files = {shown(files)}: allowed are names and globs of files, also by split"
     )
 
 
@@ -162,7 +163,7 @@ def test_a_hub_dataset_is_read_by_our_cursors_at_a_fixed_commit(monkeypatch: pyt
     assert asked == [("org/name", "small", "c0ffee")]
     source = open_source(DataSettings(path="org/name", split="test"), ["text"])
     assert source.files[0].fingerprint == "c0ffee:data/b.jsonl"
-    assert "data.split = None: org/name has the splits train, test" in refusal(path="org/name")
+    assert "data.split: org/name has the splits train, test" in refusal(path="org/name")
     assert "data.split = 'dev'" in refusal(path="org/name", split="dev")
 
 
@@ -214,10 +215,10 @@ def test_a_column_that_is_missing_is_named_with_those_that_exist(tmp_path: Path)
         "c.csv": "title, body",
         "e.parquet": "data, data.body, n",
     }
-    for name, shown in expected.items():
+    for name, having in expected.items():
         text = refusal(path=str(tmp_path / name))
         assert "column 'text'" in text
-        assert text.endswith(f"has no such column; it has {shown}")
+        assert text.endswith(f"has no such column; it has {having}")
     assert refusal(("body",), path=str(tmp_path / "d.txt")).endswith("it has text")
     assert "column 'data.nope'" in refusal(("data.body", "data.nope"), path=str(tmp_path / "e.parquet"))
 

@@ -304,8 +304,9 @@ def test_missing_files_are_said_to_be_missing(files: Files) -> None:
 
 def test_a_file_where_the_run_should_be_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RequestError, match=r"run\.path = .*file is in the way"):
+    places = {tmp_path / "file": "it is a file, not a folder", tmp_path / "file/run": "/file is in the way"}
+    for path, told in places.items():
+        with pytest.raises(RequestError, match=rf"run\.path = .*{told}"):
             open_files(str(path))
     fsspec.filesystem("memory").pipe_file("/some-file", b"x")
     with pytest.raises(RequestError, match="is a file"):
