@@ -48,6 +48,7 @@ def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Descri
     from harvest.model import (
         adapter,
         architectures,
+        compiling,
         embedding,
         fingerprint,
         head,
@@ -73,6 +74,7 @@ def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Descri
         device = load.resolve_device(job.model)
     quantization.refuse_quantization(job.model, config, device)
     adapter.refuse_adapter(job.model, skeleton)
+    compiling.refuse_compiling(job.model, skeleton, names)
     return Described(
         config=config,
         names=names,
@@ -107,9 +109,9 @@ def _refuse_early(job: Job) -> None:
 
 
 def refuse_loading(job: Job) -> None:
-    for setting in ("adapter", "quantization", "device_map"):
+    for setting in ("adapter", "quantization", "device_map", "compile"):
         asked = getattr(job.model, setting)
-        if asked is not None:
+        if asked is not None and asked is not False:
             raise RequestError(
                 f"model.{setting} = {asked!r}: a model object is given, which is taken as it is; leave it out"
             )

@@ -19,6 +19,7 @@ from harvest.errors import RequestError
 from harvest.model.adapter import adapted
 from harvest.model.architectures import is_encoder, unused_positions
 from harvest.model.checkpoint import locate, one_clear_line, pinned, reach
+from harvest.model.compiling import compile_blocks
 from harvest.model.gguffile import read_once
 from harvest.model.quantization import BYTES, packed_weights, quantization_arguments
 from harvest.model.spread import input_device
@@ -89,7 +90,10 @@ def load_model(settings: ModelSettings, config: Any, dtype: str, device: str, wi
         )
     _refuse_made_up_weights(model, loading["missing_keys"], settings.name, with_head)
     placed = settings.device_map is not None or settings.quantization is not None
-    return adapted(model if placed else model.to(device), settings).eval()
+    model = adapted(model if placed else model.to(device), settings).eval()
+    if settings.compile:
+        compile_blocks(model)
+    return model
 
 
 @contextlib.contextmanager

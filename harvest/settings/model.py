@@ -59,6 +59,9 @@ class ModelSettings(Settings):
     """`cpu`, `cuda` or `cuda:1`; `auto`: the first CUDA device where there is one."""
     attention: str = "auto"
     """Implementation, as in transformers: `sdpa`, `eager`, `flash_attention_2`, ..."""
+    compile: bool = False
+    """Whether torch compiles the blocks: half a minute more at the start, then a faster forward; only for sites at the
+    borders of blocks."""
     device_map: str | dict[str, int | str] | None = None
     """How accelerate spreads a replica: a way of its own, or module -> device, `cpu` or `disk`."""
     trust_remote_code: bool = False
