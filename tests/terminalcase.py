@@ -29,9 +29,12 @@ class Found:
 def in_terminal(
     command: Sequence[str], *, columns: int = 100, until: str = "", keys: bytes = b"", term: str = "xterm-256color"
 ) -> Found:
-    """Runs it with stdin and stderr on a terminal; `keys` are pressed once `until` is to be read there."""
+    """Runs it with stdin and stderr on a terminal; `keys` are pressed once `until` has been drawn there three times."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    modes = termios.tcgetattr(theirs)
+    modes[3] &= ~termios.ECHO  # what is pressed would stand in the middle of what is drawn
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
     environment = {**os.environ, "TERM": term, "OMP_NUM_THREADS": "1"}
     environment.pop("COLUMNS", None)
 
@@ -48,13 +51,13 @@ def in_terminal(
         preexec_fn=controlling,  # a keyboard's Ctrl-C goes to whoever has the terminal
     )
     os.close(theirs)
-    shown, deadline = b"", time.monotonic() + 120
+    shown, deadline = b"", time.monotonic() + 200
     while time.monotonic() < deadline:
         try:
             shown += os.read(ours, 65536)
         except OSError:  # the last one has closed it
             break
-        if keys and until.encode() in shown:
+        if keys and shown.count(until.encode()) >= 3:
             os.write(ours, keys)
             keys = b""
     assert life.stdout is not None

@@ -184,7 +184,7 @@ def test_an_interrupted_run_says_so_in_its_last_event(job: Path, tmp_path: Path)
         if '"shard_committed"' in line:
             break
     life.send_signal(signal.SIGINT)
-    rest, err = life.communicate(timeout=60)
+    rest, err = life.communicate(timeout=200)
     events = events_of("".join(lines) + rest)
     assert (life.returncode, events[-1]["status"]) == (130, 130)
     assert events[-1]["error"] == "interrupted; the same command resumes"
@@ -196,7 +196,7 @@ def test_a_run_whose_reader_leaves_is_finished_all_the_same(job: Path, tmp_path:
     assert life.stdout is not None
     assert json.loads(life.stdout.readline())["event"] == "run_started"
     life.stdout.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while life.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert life.stderr is not None

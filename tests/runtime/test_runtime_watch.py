@@ -300,10 +300,10 @@ def test_a_watch_of_another_process_shows_it_to_its_end(tmp_path: Path) -> None:
         while life.poll() is None and not (tmp_path / "run/run.json").exists():
             time.sleep(0.02)
         watching = [*python, "status", str(tmp_path / "run"), "--watch", "--every", "0.1", "--json"]
-        found = subprocess.run(watching, capture_output=True, text=True, timeout=120, check=False)
+        found = subprocess.run(watching, capture_output=True, text=True, timeout=200, check=False)
         assert (found.returncode, found.stderr) == (0, "")
     finally:
-        life.communicate(timeout=60)
+        life.communicate(timeout=200)
     events = events_of(found.stdout)
     told = of(events, "status")
     assert len(told) + 1 == len(events)
