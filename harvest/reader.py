@@ -20,14 +20,16 @@ from harvest.errors import RequestError
 from harvest.features import labels_of, pooled_rows
 from harvest.rawrows import Parts
 from harvest.records import ShardRecord
+from harvest.reduce.covariance import CovarianceState
 from harvest.reduce.direction import Direction
 from harvest.reduce.known import reduction_of
 from harvest.reduce.moments import NameStatistics
-from harvest.results import merged_statistics, summarise
+from harvest.results import covariance_of, keeps_covariance, merged_statistics, summarise, with_covariances
 from harvest.rowset import RowSet
 from harvest.states import merged_states
 from harvest.store import layout
 from harvest.store.files import Files
+from harvest.store.folder import no_run
 from harvest.store.grid import DTYPES
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
@@ -45,7 +47,7 @@ def open_run(run: str | Path | Files, storage: Mapping[str, Any] | None = None) 
     path = str(run) if isinstance(run, str | Path) else files.url
     record = Ledger(files).read_run()
     if record is None:
-        raise RequestError(f"{path} is not a run (no {layout.RUN})")
+        raise no_run(path)
     return Run(path, files, record)
 
 
@@ -113,7 +115,8 @@ class Run(RowSet):
     # ---- sums ----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, NameStatistics]:
-        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without.
+        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without, and the
+        covariance where the job asks for it.
 
         Merged in shard order, so the bits are the same for any number of workers.
         """
@@ -125,7 +128,10 @@ class Run(RowSet):
         if not found:
             why = "statistics.moments = false" if self.shards else "no shard is committed"
             raise RequestError(f"statistics: this run keeps none ({why})")
-        return found
+        return with_covariances(found, self._covariance) if keeps_covariance(self.record) else found
+
+    def _covariance(self, name: str) -> CovarianceState:
+        return covariance_of(self.files, self.shards, name, complete=self.complete)
 
     def reduced(self, name: str) -> dict[str, Any]:
         """Name of the activations -> what a reduction of `statistics.also` comes to, merged in shard order.

@@ -97,7 +97,7 @@ def require_span_source(
 
 def _asked_by(name: str, capture: CaptureSettings) -> str:
     asked = list(asked_spans(capture))
-    return f"capture.positions = {{span = {asked}}}" if name in asked else f"read = {{span = {name!r}}}"
+    return f"capture.positions = {{span = {asked}}}" if name in asked else f"directions: read = {{span = {name!r}}}"
 
 
 def refuse_span(name: str, capture: CaptureSettings, met: Collection[str]) -> RequestError:

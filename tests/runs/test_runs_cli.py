@@ -189,6 +189,9 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
         (["data.txet=text"], ("data.txet", "did you mean text")),
         (["dota.path=x"], ("dota", "data")),
         (["run.path=''"], ("run.path",)),
+        (["model.attention=frob"], ("model.attention = 'frob'", "'auto', 'eager' and 'sdpa' need nothing more")),
+        (["tokens.tokenizer=tests"], ("tokens.tokenizer = 'tests': no tokenizer", "tokenizer.json")),
+        (["data.path=frob://x/y"], ("data.path = 'frob://x/y': unknown kind of store 'frob'",)),
         (["run.path=/proc/run"], ("run.path = '/proc/run'", "cannot be written", "choose another folder")),
         (["run.attempts=0"], ("run.attempts", "0")),
         (["run.storage.secret_access_key=hunter2"], ("run.storage.secret_access_key", "environment")),
@@ -315,19 +318,52 @@ def test_a_folder_that_holds_no_run_is_refused_by_the_readers(what: str, command
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("directions", "x"),
-        ("report", "x"),
-        ("export", "npy", "x", "y"),
-        ("verify", "x", "--repair"),
-        ("sites", "/nowhere/model"),
-        ("frobnicate",),
-        ("run",),
-        ("run", "job.toml", "--frobnicate"),
+        ("directions", "x", "x is not a run (no run.json); allowed is the run.path of a job that has begun"),
+        ("report", "x", "x is not a run"),
+        ("status", "pyproject.toml", "path = 'pyproject.toml': it is a file, not a folder"),
+        ("export", "npy", "x", "y", "x is not a run"),
+        ("verify", "x", "--repair", "x is not a run"),
+        ("sites", "/nowhere/model", "model.name = '/nowhere/model': neither a folder"),
+        ("frobnicate", "no such command 'frobnicate'; harvest --help lists what is allowed"),
+        ("run", "missing argument 'JOB'; harvest run --help lists what is allowed"),
+        ("run", "job.toml", "--frobnicate", "no such option: --frobnicate; harvest run --help"),
+        (
+            "plan",
+            "job.toml",
+            "--workers",
+            "x",
+            "invalid value for '--workers': allowed are whole numbers; harvest plan",
+        ),
+        ("plan", "jobs/dem.toml", "job file jobs/dem.toml: no such file; did you mean jobs/demo.toml?"),
     ],
     ids=str,
 )
-def test_commands_that_cannot_be_are_one_line(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
-    refuses(command, tmp_path, *arguments, names=())
+def test_commands_that_cannot_be_are_one_line(
+    arguments: tuple[str, ...], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    *words, told = arguments
+    refuses(command, tmp_path, *words, names=(told,))
+
+
+def test_a_path_that_is_nearly_there_is_told_the_nearest(
+    command: Command, job: Path, tmp_path: Path, place: Path
+) -> None:
+    for setting, near, meant in (("data.path", "text.jsonl", "texts.jsonl"), ("model.name", "modle", "model")):
+        wrong = ("--set", f"{setting}={place}/{near}")
+        refuses(command, tmp_path, "plan", job, *wrong, names=(f"{setting} = ", f"did you mean {place}/{meant}?"))
+
+
+def test_an_export_to_where_nothing_can_be_written_is_refused(command: Command, job: Path, tmp_path: Path) -> None:
+    assert command("run", job)[0] == 0
+    refuses(command, tmp_path, "export", "npy", tmp_path / "run", "/proc/x", names=("out = '/proc/x': cannot be writ",))
+
+
+def test_an_option_that_the_model_does_not_take_is_named(command: Command, job: Path, tmp_path: Path) -> None:
+    status, _, err = command("run", job, "--set", "model.options.frob=3")
+    assert status == 1
+    last = err.splitlines()[-1]
+    assert last == "harvest: model.options.frob: this model takes no such option; leave it out"
 
 
 # ---- real processes ----------------------------------------------------------------------------------------------
