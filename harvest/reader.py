@@ -20,11 +20,10 @@ from harvest.errors import RequestError
 from harvest.features import labels_of, pooled_rows
 from harvest.rawrows import Parts
 from harvest.records import ShardRecord
-from harvest.reduce.covariance import CovarianceState
 from harvest.reduce.direction import Direction
 from harvest.reduce.known import reduction_of
 from harvest.reduce.moments import NameStatistics
-from harvest.results import covariance_of, keeps_covariance, merged_statistics, summarise, with_covariances
+from harvest.results import merged_statistics, summarise
 from harvest.rowset import RowSet
 from harvest.states import merged_states
 from harvest.store import layout
@@ -115,8 +114,7 @@ class Run(RowSet):
     # ---- sums ----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, NameStatistics]:
-        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without, and the
-        covariance where the job asks for it.
+        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without.
 
         Merged in shard order, so the bits are the same for any number of workers.
         """
@@ -128,10 +126,7 @@ class Run(RowSet):
         if not found:
             why = "statistics.moments = false" if self.shards else "no shard is committed"
             raise RequestError(f"statistics: this run keeps none ({why})")
-        return with_covariances(found, self._covariance) if keeps_covariance(self.record) else found
-
-    def _covariance(self, name: str) -> CovarianceState:
-        return covariance_of(self.files, self.shards, name, complete=self.complete)
+        return found
 
     def reduced(self, name: str) -> dict[str, Any]:
         """Name of the activations -> what a reduction of `statistics.also` comes to, merged in shard order.
