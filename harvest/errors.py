@@ -16,10 +16,6 @@ class RequestError(HarvestError, ValueError):
     status = 2
 
 
-class NotBuiltError(RequestError):
-    """A setting or call of the documented interface that this version does not have yet."""
-
-
 class DocumentError(HarvestError):
     """A document cannot be used, and would not be usable at a second try either."""
 

@@ -10,10 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from harvest import glance
 from harvest.config import Job
+from harvest.errors import RequestError
 from harvest.examples import labelled
 from harvest.reduce.base import Block, Saved, save_states
 from harvest.reduce.concepts import Concepts
+from harvest.reduce.covariance import Covariance, held_bytes, saved_bytes
 from harvest.reduce.known import reductions_of
 from harvest.reduce.labels import make_labels
 from harvest.source.rows import Rows, Source
@@ -39,6 +42,8 @@ NORMS = 16.0
 """Of the rows of a name, the largest against the smallest: 64 counts of a histogram to every factor of two."""
 TEXT_BYTES = 2 * SHARD_TOKENS * 256
 """Two shards of tokens and their tables: one being run, one read ahead."""
+SUMS_SHARE = 0.1
+"""What the sums of a covariance may come to, of the rows of their shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +162,8 @@ def state_bytes_of(job: Job, widths: Mapping[str, int]) -> int:
     Norms are taken to lie within a factor of NORMS of one another. Pairs come on top: their keys, and the members whose
     partner lies in another shard.
     """
+    reductions = [one for one in reductions_of(job.statistics) if not isinstance(one, Covariance)]
+    squares = sum(map(saved_bytes, widths.values())) if keeps_covariance(job) else 0
     number = np.arange(3, dtype=np.int64)
     rows = {name: torch.tensor([1.0, NORMS, 1.0])[:, None].expand(3, width) for name, width in widths.items()}
     concepts, labels = Concepts(), make_labels(np.array([0, 1, 1]), rows=3)
@@ -166,7 +173,7 @@ def state_bytes_of(job: Job, widths: Mapping[str, int]) -> int:
     }
     own: list[tuple[Saved[Any], Mapping[str, Any]]] = [
         (reduction, {name: reduction.update(reduction.zero(), block) for name, block in blocks.items()})
-        for reduction in reductions_of(job.statistics)
+        for reduction in reductions
     ]
     one = {name: concepts.update(concepts.zero(), row, labels) for name, row in rows.items()}
     sums = {
@@ -175,7 +182,36 @@ def state_bytes_of(job: Job, widths: Mapping[str, int]) -> int:
         for read in direction.reads
         for name in rows
     }
-    return len(save_states([*own, (concepts, sums)]))
+    return len(save_states([*own, (concepts, sums)])) + squares
+
+
+def keeps_covariance(job: Job) -> bool:
+    """Whether the run keeps the covariance of every name."""
+    return any(isinstance(one, Covariance) for one in reductions_of(job.statistics))
+
+
+def refuse_heavy_sums(
+    job: Job, probe: Probe, widths: Mapping[str, int], *, shard_documents: int, bytes_per_row: int
+) -> None:
+    """Sums of a covariance grow with the square of the width, and every shard has its own: RequestError where they
+    come to more than SUMS_SHARE of the rows of a whole shard, as they are stored or would be."""
+    rows = (job.data.sample or 1.0) * probe.rows / max(1, probe.documents) * shard_documents * bytes_per_row
+    sums = sum(map(saved_bytes, widths.values())) if keeps_covariance(job) else 0
+    if rows and sums > SUMS_SHARE * rows:
+        asked = "covariance = true" if job.statistics.covariance else "also = 'covariance'"
+        least = math.ceil(sums / SUMS_SHARE / rows * shard_documents)
+        raise RequestError(
+            f"statistics.{asked}: its sums are {glance.size(sums)} in every shard, whose rows are {glance.size(rows)}; "
+            f"allowed is a tenth of these: store.shard_documents = {least} or more instead of {shard_documents}, or "
+            "names of fewer values"
+        )
+
+
+def sums_memory(job: Job, widths: Mapping[str, int], threads: int) -> int:
+    """Bytes that covariances take of a worker: those of a shard being written, those before and after a window, their
+    saved form, and what the names that are reduced side by side need meanwhile."""
+    held = sorted(map(held_bytes, widths.values())) if keeps_covariance(job) else []
+    return 4 * sum(held) + 2 * sum(held[-threads:])
 
 
 def worker_memory(
@@ -187,14 +223,14 @@ def worker_memory(
     examples_bytes: int = 0,
     chunks_bytes: int = 0,
     logits_bytes: int = 0,
+    sums_bytes: int = 0,
 ) -> int:
     """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text, the
-    examples of two shards, the chunks that fill up before they are compressed, and the logits of a forward."""
+    examples of two shards, the chunks that fill up before they are compressed, the logits of a forward, and sums."""
     windows = 2 * rows_per_sort_window * bytes_per_row
     forward = tokens_per_batch * BYTES_PER_BATCH_TOKEN
-    return (
-        LIBRARY_BYTES + 2 * weight_bytes + windows + forward + TEXT_BYTES + examples_bytes + chunks_bytes + logits_bytes
-    )
+    more = examples_bytes + chunks_bytes + logits_bytes + sums_bytes
+    return LIBRARY_BYTES + 2 * weight_bytes + windows + forward + TEXT_BYTES + more
 
 
 def shard_documents(job: Job, probe: Probe, bytes_per_row: int, bytes_per_document: int) -> int:

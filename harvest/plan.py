@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from harvest.config import Job
 from harvest.described import Described, describe, refuse_loading, special_ids, token_id
-from harvest.errors import NotBuiltError, RequestError
+from harvest.errors import RequestError
 from harvest.estimate import (
     Estimate,
     estimate,
     probe_documents,
+    refuse_heavy_sums,
     shard_documents,
     span_names,
     state_bytes_of,
+    sums_memory,
     worker_memory,
 )
 from harvest.groups import GroupsBefore, count_groups
@@ -143,7 +145,7 @@ def make_plan(
     have, where they are elsewhere. Raises RequestError for whatever cannot work, cheapest checks first and before any
     weight is loaded.
     """
-    refuse_unbuilt(job)
+    refuse_at_once(job)
     if model is not None:
         refuse_loading(job)
     source = open_source(job.data, job.columns, data, known)
@@ -156,6 +158,8 @@ def make_plan(
     _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
     shard = shard_documents(job, probe, sizes.row, sizes.document)
+    widths = {str(name): name.width for name in found.names}
+    refuse_heavy_sums(job, probe, widths, shard_documents=shard, bytes_per_row=sizes.row)
     resolved = _resolve(job, found, store_dtype, sizes.captured, shard, answers)
     plan = Plan(
         job=job,
@@ -173,7 +177,7 @@ def make_plan(
             shard_documents=resolved.shard_documents,
             bytes_per_row=sizes.row,
             bytes_per_document=sizes.document,
-            state_bytes=state_bytes_of(job, {str(name): name.width for name in found.names}),
+            state_bytes=state_bytes_of(job, widths),
             memory_bytes=_memory(job, found, resolved, sizes),
             free_bytes=free_bytes,
         ),
@@ -194,6 +198,7 @@ def _memory(job: Job, found: Described, resolved: Resolved, sizes: Sizes) -> int
         examples_bytes=2 * resolved.shard_documents * sizes.example,
         chunks_bytes=0 if job.store.compression == "none" else len(found.names) * resolved.chunk_bytes,
         logits_bytes=LOGITS_BYTES if resolved.answers else 0,
+        sums_bytes=sums_memory(job, {str(name): name.width for name in found.names}, resolved.threads),
     )
 
 
@@ -220,23 +225,15 @@ def _resolve(
     )
 
 
-def refuse_unbuilt(job: Job) -> None:
-    """Names a setting of the documented interface that this version does not have yet, and a reduction nobody has."""
-    unbuilt: list[tuple[str, bool, str]] = [
-        ("statistics.covariance", job.statistics.covariance, "allowed is false"),
-    ]
+def refuse_at_once(job: Job) -> None:
+    """A reduction that nobody has, and a run that would keep nothing: known from the job alone."""
     reductions_of(job.statistics)
-    if not (job.capture.store or job.capture.pool or job.statistics.moments or job.directions):
+    kept = job.capture.store or job.capture.pool or job.statistics.moments or job.statistics.covariance
+    if not (kept or job.directions):
         raise RequestError(
-            "capture.store = False: then something else must be kept; allowed are statistics.moments = true, "
-            "capture.pool and [[directions]]"
+            "capture.store = false: then something else must be kept; allowed are statistics.moments = true, "
+            "statistics.covariance = true, capture.pool and [[directions]]"
         )
-    settings = job.model_dump(mode="json")
-    for key, asked, allowed in unbuilt:
-        if asked:
-            table, _, setting = key.partition(".")
-            value = settings[table][setting] if setting else settings[table]
-            raise NotBuiltError(f"{key} = {value!r}: not built in this version; {allowed}")
 
 
 def _refuse_taken_scales(names: Sequence[Name], store_dtype: str) -> None:

@@ -20,10 +20,11 @@ from harvest.errors import RequestError
 from harvest.features import labels_of, pooled_rows
 from harvest.rawrows import Parts
 from harvest.records import ShardRecord
+from harvest.reduce.covariance import CovarianceState
 from harvest.reduce.direction import Direction
 from harvest.reduce.known import reduction_of
 from harvest.reduce.moments import NameStatistics
-from harvest.results import merged_statistics, summarise
+from harvest.results import covariance_of, keeps_covariance, merged_statistics, summarise, with_covariances
 from harvest.rowset import RowSet
 from harvest.states import merged_states
 from harvest.store import layout
@@ -114,7 +115,8 @@ class Run(RowSet):
     # ---- sums ----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, NameStatistics]:
-        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without.
+        """Name -> count, mean, variance, norms and extremes, with special tokens and (`.ordinary`) without, and the
+        covariance where the job asks for it.
 
         Merged in shard order, so the bits are the same for any number of workers.
         """
@@ -126,7 +128,10 @@ class Run(RowSet):
         if not found:
             why = "statistics.moments = false" if self.shards else "no shard is committed"
             raise RequestError(f"statistics: this run keeps none ({why})")
-        return found
+        return with_covariances(found, self._covariance) if keeps_covariance(self.record) else found
+
+    def _covariance(self, name: str) -> CovarianceState:
+        return covariance_of(self.files, self.shards, name, complete=self.complete)
 
     def reduced(self, name: str) -> dict[str, Any]:
         """Name of the activations -> what a reduction of `statistics.also` comes to, merged in shard order.

@@ -14,9 +14,11 @@ from harvest.directions import content_hash
 from harvest.errors import DamageError
 from harvest.findings import Finding
 from harvest.records import ShardRecord, SourceFile
+from harvest.reduce.covariance import Covariance
 from harvest.results import merged_statistics, summarise
 from harvest.runtime.schedule import Schedule
 from harvest.shardcheck import bare
+from harvest.states import MergedStates, open_states
 from harvest.store import folder, layout
 from harvest.store.files import Files
 from harvest.store.ledger import MENDS, Ledger, RunRecord
@@ -79,6 +81,7 @@ def check_run(
         yield from _totals(files, records, compare=every)
         if every and sums:
             yield from _statistics(files, run, records)
+            yield from _covariance(files, run, records)
         yield from _directions(files, run)
     for attempt in folder.stray_attempts(files, [record.attempt for record in records]):
         what = "an attempt without a commit record; the next run removes it"
@@ -144,6 +147,28 @@ def _statistics(files: Files, run: RunRecord, records: Sequence[ShardRecord]) ->
     for column in expected.column_names:  # another pyarrow may have packed the same values otherwise
         if repr(table.column(column).to_pylist()) != repr(expected.column(column).to_pylist()):  # NaN is NaN
             yield _damaged(layout.STATISTICS, f"{column} is not what the shards' sums give; {MENDS}")
+
+
+def _covariance(files: Files, run: RunRecord, records: Sequence[ShardRecord]) -> Iterator[Finding]:
+    """covariance.safetensors is, byte for byte, what the shards' sums give."""
+    merged = MergedStates(Covariance(), run.plan["resolved"]["names"])
+    try:
+        for record in records:
+            if layout.STATES in record.objects:
+                merged.add(open_states(files, record))
+    except DamageError as error:
+        yield _damaged(layout.COVARIANCE, bare(error))
+        return
+    try:
+        stored = files.read(layout.COVARIANCE)
+    except FileNotFoundError:
+        if merged:
+            yield _damaged(layout.COVARIANCE, f"missing; {MENDS}")
+        return
+    if not merged:
+        yield _damaged(layout.COVARIANCE, "the shards keep no sums that it could come from")
+    elif stored != merged.saved():
+        yield _damaged(layout.COVARIANCE, f"not what the shards' sums give; {MENDS}")
 
 
 def _directions(files: Files, run: RunRecord) -> Iterator[Finding]:

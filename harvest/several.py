@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,10 @@ from harvest.features import labels_of
 from harvest.rawrows import Parts
 from harvest.reader import Run, chunk_bytes, document_columns, open_activations, open_run, token_columns
 from harvest.reduce.base import Reduction
+from harvest.reduce.covariance import Covariance, CovarianceState
 from harvest.reduce.known import reduction_of
 from harvest.reduce.moments import Moments, NameStatistics
-from harvest.results import summarise
+from harvest.results import keeps_covariance, summarise, with_covariances
 from harvest.rowset import RowSet
 from harvest.states import MergedStates, open_states
 from harvest.store import layout
@@ -115,7 +117,12 @@ class Runs(RowSet):
     def _statistics(self) -> dict[str, NameStatistics]:
         for run in self.runs:
             run.statistics()  # raises where it keeps none: the rest would be taken for all
-        return self._merged(Moments())
+        found = self._merged(Moments())
+        every = all(keeps_covariance(run.record) for run in self.runs)  # else the rest would be taken for all
+        return with_covariances(found, self._covariance) if every else found
+
+    def _covariance(self, name: str) -> CovarianceState:
+        return functools.reduce(Covariance().merge, (run._covariance(name) for run in self.runs))
 
     def reduced(self, name: str) -> dict[str, Any]:
         """As of one run, over the rows of all; merged run by run, in shard order."""

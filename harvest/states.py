@@ -11,7 +11,7 @@ from typing import Any
 from harvest.errors import DamageError, RequestError
 from harvest.examples import labelled
 from harvest.records import ShardRecord
-from harvest.reduce.base import Reduction, StateFile
+from harvest.reduce.base import Reduction, State, StateFile, save_states
 from harvest.reduce.concepts import Concepts, ConceptState, ConceptTotal
 from harvest.settings.direction import DirectionSettings
 from harvest.store import layout
@@ -20,13 +20,29 @@ from harvest.store.files import Files
 
 def open_states(files: Files, record: ShardRecord) -> StateFile:
     """The saved sums of a shard. Raises DamageError where they are missing or cut."""
-    path = f"{layout.attempt_path(record.attempt)}/{layout.STATES}"
+    path = _states_path(record)
     try:
         mapped = files.map(path)
         whole = memoryview(files.read(path)) if mapped is None else mapped.data  # arrays one by one: 450 requests
     except FileNotFoundError:
         whole = memoryview(b"")  # reads as cut short, by name
     return StateFile(lambda start, length: whole[start : start + length], f"{files.url}/{path}")
+
+
+def open_parts(files: Files, path: str) -> StateFile:
+    """A state file of which little is wanted: read where it lies. Raises DamageError where it is missing or cut."""
+
+    def read(start: int, length: int) -> bytes:
+        try:
+            return files.read_range(path, start, length)
+        except FileNotFoundError:
+            return b""
+
+    return StateFile(read, f"{files.url}/{path}")
+
+
+def _states_path(record: ShardRecord) -> str:
+    return f"{layout.attempt_path(record.attempt)}/{layout.STATES}"
 
 
 Merged = Mapping[str, ConceptState | str]
@@ -84,9 +100,38 @@ class MergedStates:
             self._seen = True
             self._merged[name] = self._reduction.merge(self._merged[name], states.load(self._reduction, name))
 
+    def __bool__(self) -> bool:
+        """Whether some shard keeps this reduction."""
+        return self._seen
+
+    def saved(self) -> bytes:
+        """The merged states as a state file."""
+        return save_states([(self._reduction, self._merged)])
+
     def result(self) -> dict[str, Any]:
         """Name -> what it comes to; empty where no shard keeps this reduction."""
         return {name: self._reduction.finalise(state) for name, state in self._merged.items()} if self._seen else {}
+
+
+def merged_state(files: Files, records: Sequence[ShardRecord], reduction: Reduction[State], name: str) -> State:
+    """Of one name, of which alone the shards' sums are read."""
+    merged = reduction.zero()
+    for record in records:
+        if layout.STATES in record.objects:
+            merged = reduction.merge(merged, _loaded(open_parts(files, _states_path(record)), reduction, name))
+    return merged
+
+
+def finished_state(files: Files, path: str, reduction: Reduction[State], name: str) -> State:
+    """Of one name, from what a finished run has merged."""
+    return _loaded(open_parts(files, path), reduction, name)
+
+
+def _loaded(states: StateFile, reduction: Reduction[State], name: str) -> State:
+    try:
+        return states.load(reduction, name)
+    except KeyError:
+        raise DamageError(f"{states.where}: no {reduction.kind} of {name!r}") from None
 
 
 def merged_states(

@@ -27,6 +27,7 @@ FILES = {
     f"{ATTEMPT}/states.safetensors": "the shard's sums",
     f"{ATTEMPT}/examples-sentiment.arrow": "a sample of the examples of a direction",
     "statistics.parquet": "statistics of every name, merged when all shards are committed",
+    "covariance.safetensors": "the shards' sums of the covariance merged, by `statistics.covariance`; as `states`",
     "directions/sentiment.safetensors": "the vectors of a direction",
     "directions/sentiment.json": "its card: counts, figures, layers",
     "complete.json": "totals; written when every shard is committed",
@@ -48,7 +49,9 @@ version of each kind it is. Moments have the fields of rows of ordinary and of s
 norms, least and largest value), `counts` (rows, rows of zeros, rows left out, values that are no finite
 number), `norms` int64 [k], a histogram from the bin `first` on. Directions
 (`directions/sentiment/residual.12/...`) have `means` float64 [3, width] of A, B and the rest, `sums`, `counts`,
-and of pairs those that wait for their partner. Further reductions have fields of their own.
+and of pairs those that wait for their partner. The covariance (`covariance/residual.12/...`, also in
+`covariance.safetensors`) has `rows`, `mean` float64 [width] and `upper`, the summed products of deviations from
+the mean: the upper triangle, row by row. Further reductions have fields of their own.
 """
 TOKENS = {
     "document": "the document's id: number of the source file * 2**40 + row in the file",

@@ -13,11 +13,13 @@ from harvest.settings.tables import StatisticsSettings
 
 
 def reductions_of(statistics: StatisticsSettings) -> list[Reduction[Any]]:
-    """Those of a run, each once: first the one that counts values that are no finite numbers, then `statistics.also`.
+    """Those of a run, each once: first the one that counts values that are no finite numbers, then the covariance and
+    `statistics.also`.
 
     Raises RequestError for a name that no file has.
     """
-    asked = ["moments" if statistics.moments else "health", *statistics.also]
+    asked = ["moments" if statistics.moments else "health", *(["covariance"] if statistics.covariance else [])]
+    asked += statistics.also
     return [reduction_of(name) for name in dict.fromkeys(asked)]
 
 

@@ -6,8 +6,8 @@ blocks and merged by Chan's formula: a mean of 1,000 costs the variance no digit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -90,6 +90,13 @@ class NameStatistics(RowStatistics):
 
     ordinary: RowStatistics
     """Without special tokens."""
+    _covariance: Callable[[], np.ndarray] | None = field(default=None, compare=False)
+
+    @property
+    def covariance(self) -> np.ndarray | None:
+        """float64 [d, d] over all finite rows, of the population; None where the job does not ask for it
+        (`statistics.covariance`). Read from the run each time, as it may be large."""
+        return None if self._covariance is None else self._covariance()
 
     @property
     def all(self) -> RowStatistics:

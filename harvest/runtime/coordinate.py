@@ -17,7 +17,7 @@ from typing import Any
 import harvest
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
-from harvest.plan import Plan, differences, make_plan, refuse_unbuilt
+from harvest.plan import Plan, differences, make_plan, refuse_at_once
 from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
@@ -99,7 +99,7 @@ def _checked(
     job: Job, files: Files, model: Any, tokenizer: Any, data: Any, device: str | None
 ) -> tuple[Plan, RunRecord | None]:
     """The plan of a job that may run in this folder, and the run that is there already."""
-    refuse_unbuilt(job)
+    refuse_at_once(job)
     if data is None:
         _refuse_run_inside_data(job, files)
     ledger, free = Ledger(files), files.free_bytes()

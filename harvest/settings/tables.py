@@ -203,7 +203,8 @@ class StatisticsSettings(Settings):
     moments: bool = True
     """Count, mean, variance, norms and extremes of every name."""
     covariance: bool = False
-    """Not built in this version: only `false` runs."""
+    """Of every name, float64, over all rows: `run.statistics()[NAME].covariance`. Its sums are in every shard; a job is
+    refused where they come to more than a tenth of the shard's rows."""
     also: Names = ()
     """Further reductions, by the names of their files; `run.reduced(NAME)` reads one."""
 

@@ -14,7 +14,7 @@ from harvest.store.files import Files
 
 SHOWN = 3
 """Files that a refusal names."""
-CLEARED_FIRST = (layout.COMPLETE, layout.STATISTICS, layout.REPORT)
+CLEARED_FIRST = (layout.COMPLETE, layout.STATISTICS, layout.COVARIANCE, layout.REPORT)
 """What claims results goes before the results: a killed clearing leaves an unfinished run, never a false one."""
 
 

@@ -17,6 +17,7 @@ LEDGER = "ledger"
 SHARDS = "shards"
 DIRECTIONS = "directions"
 STATISTICS = "statistics.parquet"
+COVARIANCE = "covariance.safetensors"
 REPORT = "report.html"
 TOKENS = "tokens.parquet"
 """Within an attempt, as are the next three."""
@@ -30,7 +31,7 @@ _ATTEMPT = re.compile(rf"({_KEY})\.([0-9a-f]{{8}})-(\d+)")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _RESERVED = frozenset({ZARR, TOKENS, DOCUMENTS, STATES})
 _OURS = re.compile(
-    r"run\.json|complete\.json|coordinator\.json|statistics\.parquet|report\.html"
+    r"run\.json|complete\.json|coordinator\.json|statistics\.parquet|covariance\.safetensors|report\.html"
     rf"|ledger/{_KEY}\.json"
     r"|directions/[A-Za-z0-9_.-]+\.(?:safetensors|json)"
     rf"|shards/{_KEY}\.[0-9a-f]{{8}}-\d+/(?:[^/]+/)*"

@@ -200,7 +200,7 @@ def test_work_that_fails_ends_with_1_and_names_the_document(command: Command, jo
         (["run.path='memory://run'", "run.workers=2"], ("memory://run", "inline")),
         (["tokens.batching=stacked"], ("tokens.batching", "stacked", "packed")),
         (['capture.pool=["median"]'], ("capture.pool", "median", "mean")),
-        (["statistics.covariance=true"], ("statistics.covariance", "not built")),
+        (["statistics.covariance=true"], ("statistics.covariance = true", "a tenth", "instead of 4")),
         (["model.adapter=/nowhere"], ("model.adapter", "/nowhere")),
         (["store.memory_gb=0.001"], ("store.memory_gb", "0.001")),
         (["capture.store=false", "statistics.moments=false"], ("capture.store",)),

@@ -84,7 +84,13 @@ def test_clearing_removes_the_runs_own_files_and_only_those(files: Files) -> Non
     Ledger(files).commit(shard_record(0))
     Ledger(files).complete({})
     name = attempt(files, 0, NEW)
-    for path in ("report.html", "statistics.parquet", "directions/x.json", "directions/x.safetensors"):
+    for path in (
+        "report.html",
+        "statistics.parquet",
+        "covariance.safetensors",
+        "directions/x.json",
+        "directions/x.safetensors",
+    ):
         files.create(path, b"ours")
     theirs = ["README.md", "directions/mine.txt", "ledger/notes.txt", f"shards/{name}/notes.txt", "data/x.csv"]
     for path in theirs:

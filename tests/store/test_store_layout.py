@@ -86,6 +86,7 @@ def test_attempts_are_named_by_shard_life_and_number_and_parsed_back() -> None:
         "shards/f00000-s000017.9c1f02ab-1/examples-sentiment.arrow",
         "directions/sentiment.safetensors",
         "statistics.parquet",
+        "covariance.safetensors",
         "report.html",
     ],
 )
