@@ -144,6 +144,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"contrast": ["yes", "no"], "keep": ["topic"]},
         "capture": {"layers": [1], "pool": ["mean"]},
         "store": {"dtype": "int8"},
+        "statistics": {"covariance": True},
         "directions": [{"name": "sentiment", "weight": "logit_diff", "modes": ["mean_difference", "leace"]}],
         "answers": {"yes": "x", "no": "y"},
         "run": {"path": str(path), "threads": 1},
