@@ -150,7 +150,7 @@ class Charts:
             axes.patch.set_alpha(0.0)
             draw(axes)
             labels = len(axes.get_legend_handles_labels()[1])
-            rows = -(-labels // 2) if labels > 1 else 0
+            rows = -(-labels // 2)
             if rows:
                 figure.legend(loc="lower center", ncols=2)
             figure.subplots_adjust(left=0.16, right=0.97, top=0.96, bottom=0.17 + 0.065 * rows)

@@ -62,10 +62,12 @@ class Best:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projected:
-    """Held-out examples along one direction."""
+    """Held-out examples along the mode whose best name has the highest AUROC in folds of the training examples."""
 
     mode: str
     at: str
+    of_modes: int
+    """That it was chosen from."""
     a: np.ndarray
     """float64 [n]: of group A."""
     b: np.ndarray
@@ -169,7 +171,8 @@ def _projected(
         return "the run is not on this machine"
     if not keeps_examples(settings, stores_rows=bool(run.record.job["capture"]["store"])):
         return "the run keeps no examples (capture.store = false)"
-    mode, at = best[0].entry.mode, best[0].entry.at
+    chosen_mode = max(best, key=lambda one: one.in_folds or 0.0).entry  # nothing held out is looked at
+    mode, at = chosen_mode.mode, chosen_mode.at
     direction = result.found[mode][at]
     vector = direction.vector
     if vector is None:
@@ -187,6 +190,7 @@ def _projected(
     found = Projected(
         mode=mode,
         at=at,
+        of_modes=len(best),
         a=along[examples.group == A],
         b=along[examples.group != A],
         midpoint=direction.midpoint,

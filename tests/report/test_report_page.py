@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reportcase import DIRECTION, HOSTILE, outside, parse, records, run
@@ -17,6 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import harvest
 from harvest.__main__ import app
 from harvest.errors import RequestError
+from harvest.report.charts import Charts
+from harvest.report.health import NameHealth
 from harvest.report.write import write_report
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
@@ -46,8 +49,54 @@ def test_a_whole_run_has_every_section_and_its_charts(tmp_path: Path) -> None:
     titles = [at["aria-label"] for at in found.of("svg")]
     assert titles[:2] == ["Norms of residual by layer", "Norms by position"]
     assert "AUROC of residual by layer" in titles
-    assert titles[-1].startswith("Projections on mean_difference at residual.")
+    assert re.fullmatch(r"Projections on (mean_difference|whitened) at residual\.\d", titles[-1])
     assert "Furthest towards A" in found.text
+
+
+@pytest.mark.parametrize("modes", [["mean_difference", "whitened"], ["whitened", "mean_difference"]])
+def test_projections_and_texts_are_of_the_mode_that_is_best_in_folds_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes: list[str]
+) -> None:
+    monkeypatch.setattr("reportcase.RANDOM", np.random.default_rng(5))
+    run(tmp_path / "run", records(90), directions=[{**DIRECTION, "modes": modes}])
+    card = json.loads((tmp_path / "run/directions/tone.json").read_text())
+    scores = {(one["mode"], one["at"]): one["cross_validated_auroc"] for one in card["directions"]}
+    of_best = {mode: scores[mode, card["best"][mode]] for mode in modes}
+    assert len({*of_best.values()}) == 2, "no tie, or the order of the modes would decide"
+    mode = max(of_best, key=lambda one: of_best[one])
+    along = f"{mode} at {card['best'][mode]}"
+    found = check(tmp_path / "run/report.html")
+    assert [at["aria-label"] for at in found.of("svg")][-1] == f"Projections on {along}"
+    assert (
+        f"Projections are on {along}: of the 2 modes' best layers the one with the highest AUROC in folds."
+        in found.text
+    )
+    assert f"coloured by where its row lies along {along}: towards A" in found.text
+
+
+def test_one_mode_is_named_and_not_said_to_be_chosen(tmp_path: Path) -> None:
+    run(tmp_path / "run", directions=[{**DIRECTION, "modes": ["whitened"]}])
+    found = check(tmp_path / "run/report.html")
+    assert "lies along whitened at residual." in found.text
+    assert "Projections are on" not in found.text
+
+
+def test_a_single_line_of_norms_is_named_too() -> None:
+    names = [
+        NameHealth(name=f"residual.{i}", site="residual", layer=i, mean_norm=2.0 + i, quantiles={0.5: 2.0}, rows=9)
+        for i in range(3)
+    ]
+    drawn = parse(Charts().norms_by_layer("residual", names).svg)
+    assert re.search(r"\bmean\b", drawn.text)
+    assert "without special" not in drawn.text
+
+
+def test_a_list_of_self_check_errors_that_is_cut_says_so(tmp_path: Path) -> None:
+    run(tmp_path / "nine", capture={"sites": ["residual", "attn", "mlp"]})
+    text = check(tmp_path / "nine/report.html").text
+    assert "The 8 largest errors among 9 names, relative to a row's norm:" in text
+    run(tmp_path / "three")
+    assert "The largest error of 3 names, relative to a row's norm:" in check(tmp_path / "three/report.html").text
 
 
 def test_what_comes_from_the_data_stays_text_wherever_it_lands(tmp_path: Path) -> None:
