@@ -68,10 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(found[best])
 
     model, tokenizer = load(tomllib.loads(Path(given.job).read_text())["model"]["name"])
-    for prompt in given.prompt or [
-        "I watched the film last night. My opinion: it was",
-        "A critic wrote about the new film:",
-    ]:
+    for prompt in given.prompt or PROMPTS:
         print(f"\n{prompt}")
         for scale in (given.scale, 0.0, -given.scale):
             with harvest.steer(model, {best: found[best]}, scale, positions="generated"):

@@ -2,14 +2,16 @@
 
     python jobs/examples/look_up.py [JOB] [--text " boring"] [--name residual.15] [--most 4]
 
-JOB is harvested first, or opened where that is done. Rows are compared a batch at a time, in the order in which they
-lie on disk, so that any number of them fits.
+JOB is harvested first, or opened where that is done. Its `data.keep` has to name the columns that are shown of a
+document: `data.keep = ["label", "text"]`. Rows are compared a batch at a time, in the order in which they lie on disk,
+so that any number of them fits.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,8 @@ from transformers import AutoTokenizer
 import harvest
 
 JOB = Path(__file__).with_name("reviews.toml")
+SHOWN = ["label", "text"]
+"""Columns of the data, of each document that is shown."""
 
 
 def load_tokenizer(name: str) -> Any:
@@ -64,8 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=4)
     given = parser.parse_args(arguments)
 
+    told = tomllib.loads(Path(given.job).read_text())
+    if not {*SHOWN} <= {*told.get("data", {}).get("keep", [])}:
+        raise SystemExit(f"{given.job}: what is shown of a document has to be kept: data.keep = {json.dumps(SHOWN)}")
     run = harvest.run(given.job)
-    tokenizer = load_tokenizer(tomllib.loads(Path(given.job).read_text())["model"]["name"])
+    tokenizer = load_tokenizer(told["model"]["name"])
     rows = run.find(text=given.text)
     keys = run.tokens(columns=["document", "position"])
     documents, positions = (keys.column(column).to_numpy() for column in keys.column_names)
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"  row {row:6}, cosine {cosine:.2f}  {quoted(run, tokenizer, row)}")
 
     direction = run.directions()[given.direction][given.name]
-    pooled, about = run.features(given.name, "mean", labels=["document", "label", "text"])
+    pooled, about = run.features(given.name, "mean", labels=["document", *SHOWN])
     along = pooled @ direction.vector - direction.midpoint
     order = along.argsort()
     for what, chosen in (("most", order[::-1]), ("least", order)):

@@ -107,6 +107,29 @@ def test_steering_is_shown_at_the_best_name_and_zero_is_the_model_itself(
     assert texts[0] != texts[2]
 
 
+def test_the_prompts_that_stand_at_the_top_are_those_that_are_steered(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steering = script("find_and_steer")
+    monkeypatch.setattr(steering, "PROMPTS", ["a film ", "a dull "])
+    steering.main([str(job), "--tokens", "2"])
+    blocks = capsys.readouterr().out.split("\n\n")
+    assert [block.splitlines()[0] for block in blocks if " ... " in block] == ["a film ", "a dull "]
+
+
+@pytest.mark.parametrize("keep", ["", 'keep = ["label"]', 'keep = ["text"]'])
+def test_looking_up_in_a_job_that_keeps_too_little_says_what_is_needed_before_it_harvests(
+    job: Path, tmp_path: Path, keep: str
+) -> None:
+    told = job.read_text().replace('keep = ["label", "text"]', keep).replace(f"{job.parent}/run", f"{tmp_path}/run")
+    (tmp_path / "job.toml").write_text(told)
+    with pytest.raises(SystemExit) as stopped:
+        script("look_up").main([f"{tmp_path}/job.toml", "--text", "dull", "--name", NAME])
+    shown = 'what is shown of a document has to be kept: data.keep = ["label", "text"]'
+    assert str(stopped.value) == f"{tmp_path}/job.toml: {shown}"
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_is_looked_up_is_all_there_and_nearest_first(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("look_up").main([str(job), "--text", "dull", "--name", NAME, "--most", "3"])
     printed = capsys.readouterr().out
