@@ -56,6 +56,21 @@ def test_a_message_that_is_explained_is_one_that_the_code_says(message: str) -> 
     assert any(one.fullmatch(way) for one in templates() for way in ways if len(way) > 10), message
 
 
+def test_the_settings_without_a_default_are_those_that_the_first_page_names() -> None:
+    page = (SITE / "index.md").read_text(encoding="utf-8")
+    told = re.search(r"Every setting has a default, except these three: ([^.]*(?:\.[a-z`][^.]*)*)\.\s", page)
+    needed = {
+        f"{table}.{name}"
+        for table, kind in Job.model_fields.items()
+        if hasattr(kind.annotation, "model_fields")
+        for name, field in kind.annotation.model_fields.items()
+        if field.is_required()
+    }
+    assert told is not None
+    assert {*re.findall(r"`([^`]+)`", told[1])} == needed
+    assert len(needed) == 3
+
+
 def test_messages_of_each_kind_of_trouble_are_explained() -> None:
     assert len(messages()) >= 10
 
