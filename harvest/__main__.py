@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -91,7 +92,7 @@ def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
         found = coordinate.run(request, observer=observer, begin=_BEGIN)
         shown = show.run(found)
         if told is None:
-            print(shown.text, flush=True)
+            _say_what_there_is(shown.text, observer.warned)
         for warning in show.warnings(found):
             observer.warned(warning)
         if told is not None:
@@ -122,7 +123,7 @@ def status(
         if json:
             teller.tell(events.Status, **shown.data)
         else:
-            print(shown.text)
+            _say_what_there_is(shown.text)
         return
     from harvest.runtime import watch as watching
 
@@ -134,7 +135,7 @@ def status(
         return
     with watching.shown(sys.stderr) as seen:
         found = watching.watch(run, every, seen)
-    print(show.status(found).text)
+    _say_what_there_is(show.status(found).text)
 
 
 @app.command()
@@ -277,7 +278,21 @@ def _print(shown: Any, json: bool) -> None:
     """`shown` has `.text` for people and `.data` for programs."""
     import json as encoder
 
-    print(encoder.dumps(shown.data, indent=2, default=str) if json else shown.text)
+    _say_what_there_is(encoder.dumps(shown.data, indent=2, default=str) if json else shown.text)
+
+
+def _say_what_there_is(text: str, warn: Callable[[str], None] | None = None) -> None:
+    """Prints it. Where nobody can read it, `warn` is told, if the work is done; else it is what went wrong."""
+    from harvest.errors import WorkError
+
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # or Python tries once more at its end
+        failed = WorkError(f"what there is to say cannot be written: {error.strerror}")
+        if warn is None:
+            raise failed from None
+        warn(str(failed))
 
 
 def main() -> None:
@@ -319,6 +334,8 @@ def _usage(error: Any) -> str:
     if context is not None and context.parent is not None:
         command = f" {context.info_name}"
     said = re.sub(r": Input should be a valid integer.*", ": allowed are whole numbers", error.format_message())
+    if not said:  # a command alone, whose help has been printed instead
+        said = "no command is given"
     said = said[0].lower() + said[1:].rstrip(".")
     return f"{said}; harvest{command} --help lists what is allowed"
 

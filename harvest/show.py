@@ -227,7 +227,10 @@ def _worth(card: Mapping[str, Any]) -> list[str]:
     from harvest.cards import added
 
     lines = []
-    wrong = card["directions"][0]["counts"]["wrong"]
+    counts = card["directions"][0]["counts"]
+    if counts["unknown"]:
+        lines.append(f"  in no group, and so in no direction: {counts['unknown']:,} examples")
+    wrong = counts["wrong"]
     if any(wrong):
         lines.append(f"  left out for a wrong answer: A {wrong[0]:,}, B {wrong[1]:,}")
     for mode, at in card["best"].items():

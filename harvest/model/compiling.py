@@ -29,9 +29,9 @@ def refuse_compiling(settings: ModelSettings, model: Any, names: Sequence[Name])
     for setting in NOT_WITH:
         if (given := getattr(settings, setting)) is not None:
             raise RequestError(f"model.compile = true: not together with model.{setting} = {given!r}; leave one out")
-    blocks = {path for path, module in unwrapped(model).named_modules() if module in set(decoder_layers(model))}
+    inside = {module for block in decoder_layers(model) for module in block.modules() if module is not block}
     for name in names:
-        if any(name.module.startswith(f"{block}.") for block in blocks):
+        if unwrapped(model).get_submodule(name.module) in inside:  # by whatever path: layers may share a block
             raise RequestError(
                 f"model.compile = true: {name} lies inside of a block, which is compiled as a whole; allowed are "
                 "residual, residual_pre and what lies outside of the blocks; or leave model.compile out"
@@ -54,7 +54,7 @@ def compile_blocks(model: Any) -> None:
             "model.compile out"
         ) from error
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
-    for block in decoder_layers(model):
+    for block in dict.fromkeys(decoder_layers(model)):  # layers may share one
         # All sizes dynamic: kernels for one shape would be made anew for each of the lengths that texts come in.
         block.forward = torch.compile(block.forward, dynamic=True)
 

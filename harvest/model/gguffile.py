@@ -18,6 +18,8 @@ import gguf
 import numpy as np
 from gguf import GGUFReader, GGUFValueType
 
+LIMITED = ("gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+"""Kinds whose `context_length` is the longest window to transformers; that of Bloom, say, means nothing to it."""
 Parts = tuple[int, list[Any], list[int], list[GGUFValueType]]
 """Bytes of a value, its pieces, which of them are content, and its types."""
 
@@ -99,8 +101,9 @@ def told(path: Path) -> Told | None:
         kind = str(fields["general.architecture"].contents())
         found = {key: fields.get(f"{kind}.{key}") for key in ("block_count", "context_length")}
         layers, positions = (field and field.contents() for field in found.values())
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, KeyError, IndexError, OverflowError, RecursionError, struct.error):
         return None
-    if not isinstance(layers, int) or layers < 1:
+    if type(layers) is not int or layers < 1:  # a flag is an int, too
         return None
-    return Told(kind=kind, layers=layers, positions=positions if isinstance(positions, int) else None)
+    limited = kind in LIMITED and type(positions) is int
+    return Told(kind=kind, layers=layers, positions=positions if limited else None)

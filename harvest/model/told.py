@@ -91,7 +91,7 @@ def _of_gguf(checkpoint: Checkpoint) -> Told:
 
 def _plain(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     """The one positive number that all of these keys say."""
-    found = {config[key] for key in keys if isinstance(config.get(key), int)}
+    found = {config[key] for key in keys if type(config.get(key)) is int}  # a flag is an int, too
     return found.pop() if len(found) == 1 and min(found) > 0 else None
 
 

@@ -36,7 +36,7 @@ class Teller:
 
     def tell(self, kind: type[events.Event], **fields: Any) -> None:
         """One event, now. Raises TypeError for fields that are not its own."""
-        told = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "run": self.run, **fields}
+        told = {**fields, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "run": self.run}
         event = asdict(kind(**told))
         self._lines.say(json.dumps({"event": event.pop("event"), **event}, allow_nan=False))
 

@@ -51,7 +51,7 @@ class Bar(Progress):
 
     def __init__(self, stream: TextIO, tally: Tally) -> None:
         self.tally = tally
-        self.speed: Callable[[], str] = lambda: tally.speed_text
+        self.speed: Callable[[], str] = lambda: self.tally.speed_text
         self._complete = False
         super().__init__(
             SpinnerColumn(),

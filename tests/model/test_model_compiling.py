@@ -16,9 +16,10 @@ from tiny import tiny_gpt2, tiny_llama
 import harvest
 from harvest.config import load_job
 from harvest.errors import RequestError
-from harvest.model.compiling import compile_blocks
+from harvest.model.compiling import compile_blocks, refuse_compiling
 from harvest.model.sites import resolve_names
 from harvest.plan import make_plan
+from harvest.settings.model import ModelSettings
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="torch compiles for a CPU with g++")
 LENGTHS = (3, 9, 1, 17, 30, 5)
@@ -87,6 +88,22 @@ def test_what_lies_inside_of_a_compiled_block_is_refused_before_weights_are_read
     with pytest.raises(RequestError, match=r"model\.compile = true: ") as error:
         make_plan(load_job({**given, **changed}), data=[{"ids": [1, 2]}])
     assert words in str(error.value)
+
+
+def test_a_block_that_layers_share_is_compiled_once_and_closed_at_all_of_its_paths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_llama(vocab=64)
+    model.model.layers = torch.nn.ModuleList([model.model.layers[0]] * 3)
+    settings = ModelSettings(name="m", compile=True)
+    for asked, layers in (("attn", [2]), ("module:model.layers.1.mlp", "all")):
+        with pytest.raises(RequestError, match="lies inside of a block"):
+            refuse_compiling(settings, model, resolve_names(model, [asked], layers))
+    refuse_compiling(settings, model, resolve_names(model, ["residual", "residual_pre"], "all"))
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    compile_blocks(model)
+    assert len(compiled) == 2  # a trial, and the block
 
 
 def test_sites_at_the_borders_of_blocks_can_be_had(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from families import CONFIGS, LAYERS, tiny_config, tiny_family
 
 from harvest.errors import RequestError
+from harvest.model.gguffile import LIMITED
 from harvest.model.load import context_limit, load_config
 from harvest.model.sites import SITES, resolve_names, sites_of
 from harvest.model.told import NOTHING, told_by
@@ -136,3 +137,31 @@ assert "transformers" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert told in done.stdout
+
+
+def test_a_damaged_header_tells_nothing_whatever_is_damaged(tmp_path: Path) -> None:
+    """Not a traceback: loading tells in its own words what is wrong with the file."""
+    path = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.block_count", 3)
+    writer.add_array("tokenizer.ggml.tokens", ["one", "two"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    whole = path.read_bytes()
+    at = whole.index(b"one")
+    for number, damaged in enumerate((at - 8, at - 16)):  # the length of a string, the count of strings
+        broken = bytearray(whole)
+        broken[damaged : damaged + 8] = (2**40).to_bytes(8, "little")
+        (tmp_path / f"{number}.gguf").write_bytes(broken)
+        assert told_by(str(tmp_path / f"{number}.gguf"), "main") == NOTHING
+
+
+def test_only_a_length_that_transformers_takes_for_the_longest_window_is_told_of_a_gguf(tmp_path: Path) -> None:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    for kind in LIMITED:
+        assert GGUF_CONFIG_MAPPING[kind]["context_length"] == "max_position_embeddings"
+    for kind in ("bloom", "gpt2"):
+        told = told_by(header(tmp_path / f"{kind}.gguf", kind, block_count=3, context_length=64), "main")
+        assert (told.layers, told.positions) == (3, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -421,3 +422,26 @@ def test_of_two_processes_that_start_together_one_works_and_the_other_hears_of_i
             (other,) = {each.pid for each in lives} - {life.pid}
             assert (out, err.count("\n")) == ("", 1)
             assert f"pid {other} on " in err
+
+
+def test_the_bare_command_prints_its_help_and_one_line(command: Command) -> None:
+    status, out, err = command()
+    assert status == 2
+    assert "verify" in out + err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "harvest: no command is given; harvest --help lists what is allowed"
+
+
+def test_a_result_that_cannot_be_written_is_one_line_and_no_failed_run(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for words, status in ((["run", str(job)], 0), (["plan", str(job)], 1)):
+        with open("/dev/full", "w") as full, monkeypatch.context() as there:
+            there.setattr(sys, "stdout", full)
+            assert _status(words) == status
+            with contextlib.suppress(OSError):
+                full.close()
+        err = capsys.readouterr().err
+        assert "what there is to say cannot be written: No space left on device" in err.splitlines()[-1]
+        assert "Traceback" not in err

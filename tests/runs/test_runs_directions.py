@@ -476,6 +476,15 @@ def test_rows_with_no_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
     assert np.isfinite(plain.rows[AT]).all(axis=1).tolist() == [number != 3 for number in range(12)]
 
 
+def test_the_command_says_how_many_examples_are_in_no_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harvest.__main__ import _status
+
+    rows = [{**row, "label": "2"} if at in (3, 8, 40) else row for at, row in enumerate(texts(80))]
+    made(tmp_path / "run", rows, asked(), data={"on_bad": "skip"})
+    assert _status(["directions", str(tmp_path / "run")]) == 0
+    assert "in no group, and so in no direction: 3 examples" in capsys.readouterr().out
+
+
 def test_the_command_prints_a_table_with_what_a_direction_is_worth(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,8 @@ import harvest
 from harvest.pipeline import Progress
 from harvest.runtime import coordinate, terminal
 from harvest.runtime.progress import Lines
-from harvest.runtime.terminal import Log, Terminal, person
+from harvest.runtime.tally import Tally
+from harvest.runtime.terminal import Bar, Log, Terminal, person
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
 
@@ -184,3 +185,11 @@ def test_a_log_of_a_process_is_plain_and_ends_with_what_went_wrong(job: Path, tm
     assert lines[-2].startswith("harvest: stopped after ")
     assert "document 1 (bad.jsonl, row 1" in lines[-1]
     assert not harvest.open(tmp_path / "run").complete
+
+
+def test_the_bar_tells_the_speed_of_the_tally_that_it_shows_now() -> None:
+    """A watch looks at a run anew, and hands the bar what it comes to."""
+    bar = Bar(io.StringIO(), Tally())
+    moving = SimpleNamespace(speed_text="7 tokens/s")
+    bar.tally = moving  # type: ignore[assignment]
+    assert bar.speed() == "7 tokens/s"
