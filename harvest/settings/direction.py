@@ -272,7 +272,11 @@ class DirectionSettings(Settings):
             "weight": self.weight_column,
             "holdout": self.holdout_column,
         }
-        return {column: setting for setting, column in reversed(given.items()) if column is not None}
+        found: dict[str, str] = {}
+        for setting, column in given.items():
+            if column is not None:
+                found.setdefault(column, setting)
+        return found
 
 
 def _label(read: Any) -> str:

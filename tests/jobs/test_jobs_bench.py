@@ -33,7 +33,6 @@ GOALS = {
     "residual at all 30 layers, bfloat16 / trunk": 0.92,
     "residual, attn, mlp at all layers, bfloat16 / trunk": 0.85,
     "4 names of block 15, stored, one run / SAELens' four runs": 3.5,
-    "real reviews cut at 256, isolated, stored / padded in dataset order": 2,
     "real reviews cut at 512, isolated, stored / padded in dataset order": 2,
     "moments and a direction, 30 layers, float32 / the same run without": 1.03,
     "moments and a direction, 30 layers, bfloat16 / the same run without": 1.06,

@@ -288,7 +288,10 @@ def test_a_table_that_mixes_the_sequences_is_found(tmp_path: Path, monkeypatch: 
             ["column = 'k'", "data.contrast"],
         ),
         ({"data": CONTRAST, "directions": [asked(pair="order")]}, ["pair = 'order'", "leave it out"]),
-        ({"data": CONTRAST, "directions": [asked(weight="column:no")]}, ["'no'"]),
+        (
+            {"data": CONTRAST, "directions": [asked(weight="column:no")]},
+            ["directions.0.weight = 'column:no'", "no such column"],
+        ),
         ({"data": {"text": "good"}, "directions": [asked()]}, ["column and positive", "data.contrast"]),
     ],
     ids=str,

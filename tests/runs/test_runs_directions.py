@@ -359,7 +359,7 @@ def test_a_run_without_rows_keeps_documents_and_states_and_gives_the_same_direct
         (asked(positive=["7"]), ["'s'", "group A is empty", "B 6"]),
         (asked(negative=["7"]), ["group B is empty", "A 6"]),
         (asked(column="lable"), ["lable", "directions", "label"]),
-        (asked(weight="column:no"), ["'no'"]),
+        (asked(weight="column:no"), ["directions.0.weight = 'column:no'", "no such column"]),
         (asked(modes=["paired_rejection"]), ["pair"]),
         (asked(weight="logit_diff"), ["logit_diff", "[answers]"]),
         (asked(read={"span": "nowhere"}), ["nowhere"]),

@@ -226,7 +226,7 @@ def test_features_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None
             call()
     with pytest.raises(RequestError, match=r"capture\.pool"):
         run(tmp_path / "bad", ["ab"], capture={"pool": ["median"]})
-    with pytest.raises(RequestError, match=r"capture\.store = False"):
+    with pytest.raises(RequestError, match=r"capture\.store = false"):
         run(tmp_path / "none", ["ab"], capture={"store": False}, statistics={"moments": False})
 
 

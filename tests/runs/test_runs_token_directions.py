@@ -202,7 +202,10 @@ def test_the_rows_are_held_by_the_first_file_that_has_any(tmp_path: Path) -> Non
         ({**tokens(), "negative": {"tokens": ["b"], "embedding": "output"}}, ["one embedding"]),
         ({**tokens(), "positive": {"tokens": []}}, ["texts of one token each"]),
         ({**tokens(), "positive": {"tokens": "ab"}}, ["texts of one token each"]),
-        ({**tokens(), "positive": {"tokens": ["a"], "table": 1}}, ["texts of one token each"]),
+        (
+            {**tokens(), "positive": {"tokens": ["a"], "table": 1}},
+            ["positive.table: unknown setting", "tokens and embedding"],
+        ),
         ({**tokens(), "positive": {"tokens": ["a"], "embedding": "both"}}, ["'output'"]),
         ({**tokens(), "positive": {"tokens": ["a", "xy"]}}, ["positive.tokens: 'xy' is 2 tokens", "'x' + 'y'"]),
         ({**tokens(), "positive": {"tokens": ["a", "b"]}}, ["negative.tokens: 'b'", "'b' in positive"]),
