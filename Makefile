@@ -10,6 +10,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 demo: $(VENV)/demo-installed
 	$(BIN)/harvest run jobs/demo.toml
 	@echo
+	$(BIN)/harvest directions runs/demo
+	@echo
 	@echo "What is in it:          $(BIN)/harvest status runs/demo"
 	@echo "On one page:            runs/demo/report.html"
 	@echo "Read it all again:      $(BIN)/harvest verify runs/demo"

@@ -122,14 +122,9 @@ def _statistics(files: Files, run: RunRecord, records: Sequence[ShardRecord]) ->
         statistics = merged_statistics(files, records, run.plan["resolved"]["names"])
     except DamageError:
         return  # told with its shard
-    try:
-        stored = files.read(layout.STATISTICS)
-    except FileNotFoundError:
-        if statistics:
-            yield _damaged(layout.STATISTICS, f"missing; {MENDS}")
-        return
-    if not statistics:
-        yield _damaged(layout.STATISTICS, "the shards keep no sums that it could come from")
+    stored, told = _merged_file(files, layout.STATISTICS, bool(statistics))
+    yield from told
+    if stored is None:
         return
     expected = statistics_table(statistics)
     if stored == parquet_bytes(expected):
@@ -149,6 +144,19 @@ def _statistics(files: Files, run: RunRecord, records: Sequence[ShardRecord]) ->
             yield _damaged(layout.STATISTICS, f"{column} is not what the shards' sums give; {MENDS}")
 
 
+def _merged_file(files: Files, name: str, kept: bool) -> tuple[bytes | None, list[Finding]]:
+    """A file that is merged from the shards' sums, where it is to be compared; and what is wrong without looking in.
+
+    `kept`: the shards have such sums."""
+    try:
+        stored = files.read(name)
+    except FileNotFoundError:
+        return None, [_damaged(name, f"missing; {MENDS}")] if kept else []
+    if not kept:
+        return None, [_damaged(name, "the shards keep no sums that it could come from")]
+    return stored, []
+
+
 def _covariance(files: Files, run: RunRecord, records: Sequence[ShardRecord]) -> Iterator[Finding]:
     """covariance.safetensors is, byte for byte, what the shards' sums give."""
     merged = MergedStates(Covariance(), run.plan["resolved"]["names"])
@@ -159,15 +167,9 @@ def _covariance(files: Files, run: RunRecord, records: Sequence[ShardRecord]) ->
     except DamageError as error:
         yield _damaged(layout.COVARIANCE, bare(error))
         return
-    try:
-        stored = files.read(layout.COVARIANCE)
-    except FileNotFoundError:
-        if merged:
-            yield _damaged(layout.COVARIANCE, f"missing; {MENDS}")
-        return
-    if not merged:
-        yield _damaged(layout.COVARIANCE, "the shards keep no sums that it could come from")
-    elif stored != merged.saved():
+    stored, told = _merged_file(files, layout.COVARIANCE, bool(merged))
+    yield from told
+    if stored is not None and stored != merged.saved():
         yield _damaged(layout.COVARIANCE, f"not what the shards' sums give; {MENDS}")
 
 

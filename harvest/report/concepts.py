@@ -163,14 +163,8 @@ def _best(card: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Best]:
 def _projected(
     run: Run, settings: DirectionSettings, result: Result, best: Sequence[Best], pieces: Sequence[bytes] | None
 ) -> Projected | str:
-    if settings.embedding is not None:
-        return "a direction between tokens has no examples"
-    if not best:
-        return "no layer was chosen: there are too few training examples, or no direction is defined"
-    if not run.files.local:
-        return "the run is not on this machine"
-    if not keeps_examples(settings, stores_rows=bool(run.record.job["capture"]["store"])):
-        return "the run keeps no examples (capture.store = false)"
+    if (why := _why_no_examples(run, settings, best)) is not None:
+        return why
     chosen_mode = max(best, key=lambda one: one.in_folds or 0.0).entry  # nothing held out is looked at
     mode, at = chosen_mode.mode, chosen_mode.at
     direction = result.found[mode][at]
@@ -202,26 +196,36 @@ def _projected(
     )
     if found.why_no_documents is not None:
         return found
-    order = np.argsort(along, kind="stable")
-    ends = []
-    for rows in (order[::-1], order):
-        ends.append(
-            tuple(
-                shown_document(
-                    run,
-                    name,
-                    vector,
-                    pieces,
-                    document=int(keys.document[examples.index[i]]),
-                    variant=int(keys.variant[examples.index[i]]),
-                    position=int(keys.position[examples.index[i]]),
-                    group="A" if examples.group[i] == A else "B",
-                    along=float(along[i]),
-                )
-                for i in _of_each_document(rows, keys.document[examples.index])
-            )
+
+    def shown(i: int) -> ShownDocument:
+        example = examples.index[i]
+        return shown_document(
+            run,
+            name,
+            vector,
+            pieces,
+            document=int(keys.document[example]),
+            variant=int(keys.variant[example]),
+            position=int(keys.position[example]),
+            group="A" if examples.group[i] == A else "B",
+            along=float(along[i]),
         )
-    return replace(found, most=ends[0], least=ends[1])
+
+    order, documents = np.argsort(along, kind="stable"), keys.document[examples.index]
+    most, least = (tuple(map(shown, _of_each_document(rows, documents))) for rows in (order[::-1], order))
+    return replace(found, most=most, least=least)
+
+
+def _why_no_examples(run: Run, settings: DirectionSettings, best: Sequence[Best]) -> str | None:
+    if settings.embedding is not None:
+        return "a direction between tokens has no examples"
+    if not best:
+        return "no layer was chosen: there are too few training examples, or no direction is defined"
+    if not run.files.local:
+        return "the run is not on this machine"
+    if not keeps_examples(settings, stores_rows=bool(run.record.job["capture"]["store"])):
+        return "the run keeps no examples (capture.store = false)"
+    return None
 
 
 def _why_no_documents(run: Run) -> str | None:

@@ -10,10 +10,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from commandcase import jsonl
 from safetensors.numpy import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-from runcase import jsonl, run  # the runs' own helpers
+from runcase import run  # the runs' own helpers
 
 import harvest
 from harvest.__main__ import _status

@@ -14,7 +14,7 @@ from pages import README, Block, blocks, follow
 from realdata import REAL, ROOT
 
 from harvest import show
-from harvest.__main__ import app
+from harvest.__main__ import _status, app
 from harvest.model.overview import overview
 
 TEXT = README.read_text(encoding="utf-8")
@@ -71,6 +71,21 @@ def test_the_output_shown_has_the_lines_that_the_demo_prints(run: Any) -> None:
     assert shown
     printed = show.run(run).text
     assert [line.split()[:1] for line in shown[1].splitlines()] == [line.split()[:1] for line in printed.splitlines()]
+
+
+@real
+def test_make_demo_prints_the_table_of_its_direction_at_all_layers(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].partition("\n\n")[0]
+    commands = re.findall(r"^\t\$\(BIN\)/harvest (.*)$", recipe, flags=re.MULTILINE)
+    assert commands == ["run jobs/demo.toml", "directions runs/demo"]
+    furnish(tmp_path, run, monkeypatch)
+    assert _status(commands[1].split()) == 0
+    printed = capsys.readouterr().out
+    for mode in ("mean_difference", "whitened"):
+        at = re.findall(rf"^  {mode} +(\S+) ", printed, flags=re.MULTILINE)
+        assert {name for name in run.names if name.startswith("residual.")} <= {*at}
 
 
 def test_the_table_of_architectures_is_the_one_that_the_code_uses() -> None:

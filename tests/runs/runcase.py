@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commandcase import jsonl
 from oracle import alone
 from plainrun import PlainRun, read_plain
 from tiny import byte_tokenizer, tiny_llama
@@ -51,12 +52,6 @@ def errors_alone(plain: PlainRun, model: Any, documents: dict[int, list[int]], n
         assert stored.shape == expected.shape, (document, stored.shape, expected.shape)
         worst = max(worst, float(((stored - expected).norm(dim=1) / expected.norm(dim=1)).max()))
     return worst
-
-
-def jsonl(path: Path, rows: Iterable[Any]) -> Path:
-    """Writes JSON lines; half surrogates travel escaped."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def write_texts(folder: Path, kind: str, texts: list[str]) -> Path:

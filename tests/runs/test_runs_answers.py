@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commandcase import jsonl
 from plainrun import PlainRun, first_difference, read_plain
-from runcase import Died, Failing, bury, install, jsonl, run
+from runcase import Died, Failing, bury, install, run
 from tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_gpt2, tiny_llama
 
 import harvest

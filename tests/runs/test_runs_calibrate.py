@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandcase import jsonl
 from plainrun import snapshot
-from runcase import jsonl
 from s3server import s3_server
 from tiny import byte_tokenizer, tiny_llama
 

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import zarr
+from commandcase import jsonl
 from faults import Faults, FaultyFiles
 from oracle import TOLERANCE_TINY, alone
 from plainrun import attempts_without_record, files_below, first_difference, read_plain, snapshot
-from runcase import Died, Failing, bury, errors_alone, install, job, jsonl, run, stacked
+from runcase import Died, Failing, bury, errors_alone, install, job, run, stacked
 from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
 
 import harvest

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandcase import furnished, job_file, jsonl
 from plainrun import read_plain, snapshot
-from runcase import jsonl
-from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.__main__ import _status
@@ -27,22 +26,13 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and texts, which no test changes."""
-    folder = tmp_path_factory.mktemp("place")
-    tiny_llama(vocab=300).save_pretrained(folder / "model")
-    byte_tokenizer().save_pretrained(folder / "model")
-    jsonl(folder / "texts.jsonl", [{"text": f"text {i}", "url": "u"} for i in range(10)])
-    return folder
+    return furnished(tmp_path_factory.mktemp("place"), [{"text": f"text {i}", "url": "u"} for i in range(10)])
 
 
 @pytest.fixture
 def job(place: Path, tmp_path: Path) -> Path:
     """A job file beside which nothing else lies."""
-    path = tmp_path / "job.toml"
-    path.write_text(
-        f'[model]\nname = "{place}/model"\n[data]\npath = "{place}/texts.jsonl"\n'
-        f'[store]\nshard_documents = 4\n[run]\npath = "{tmp_path}/run"\nthreads = 1\n'
-    )
-    return path
+    return job_file(tmp_path / "job.toml", place, tmp_path / "run", shard_documents=4)
 
 
 @pytest.fixture

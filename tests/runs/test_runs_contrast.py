@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from commandcase import jsonl
 from oracle import TOLERANCE_TINY, alone
 from plainrun import PlainRun, first_difference, read_plain
-from runcase import Died, Failing, bury, install, jsonl, run, stacked
+from runcase import Died, Failing, bury, install, run, stacked
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commandcase import jsonl
 from plainrun import PlainRun, first_difference, read_plain, snapshot
-from runcase import Died, Failing, bury, install, job, jsonl, run, stacked
+from runcase import Died, Failing, bury, install, job, run, stacked
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from commandcase import jsonl
 from plainrun import PlainRun, attempts_without_record, first_difference, read_plain
-from runcase import Died, Failing, bury, install, job, jsonl, write_texts
+from runcase import Died, Failing, bury, install, job, write_texts
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

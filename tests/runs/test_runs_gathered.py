@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runcase import jsonl, run
+from commandcase import jsonl
+from runcase import run
 
 from harvest import gathered
 from harvest.errors import DamageError

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runcase import jsonl, run
+from commandcase import jsonl
+from runcase import run
 
 import harvest
 from harvest.errors import DamageError

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commandcase import jsonl
 from families import FAMILIES, HAVE, REFUSED, tiny_family
 from oracle import TOLERANCE_TINY, at_names, worst_error
 from plainrun import PlainRun
-from runcase import jsonl, run, stacked
+from runcase import run, stacked
 
 import harvest
 from harvest.__main__ import _status

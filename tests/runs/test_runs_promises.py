@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commandcase import jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import TOLERANCE_TINY, alone
 from plainrun import digest, files_below, read_plain, snapshot
-from runcase import Died, Failing, bury, install, job, jsonl, run
+from runcase import Died, Failing, bury, install, job, run
 from tiny import TINY, byte_tokenizer, tiny_llama
 
 import harvest

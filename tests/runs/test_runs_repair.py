@@ -13,8 +13,9 @@ from typing import Any
 
 import google_crc32c
 import pytest
+from commandcase import jsonl
 from plainrun import PlainRun, attempts_without_record, files_below, first_difference, read_plain, snapshot
-from runcase import Died, Failing, bury, job, jsonl
+from runcase import Died, Failing, bury, job
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from runcase import jsonl, run
+from commandcase import jsonl
+from runcase import run
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

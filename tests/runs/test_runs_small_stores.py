@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import zarr
+from commandcase import jsonl
 from plainrun import digest, files_below, snapshot
-from runcase import Died, Failing, bury, install, job, jsonl
+from runcase import Died, Failing, bury, install, job
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

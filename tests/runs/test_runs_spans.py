@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commandcase import jsonl
 from oracle import TOLERANCE_TINY, alone, worst_error
 from plainrun import PlainRun, first_difference
-from runcase import job, jsonl, run
+from runcase import job, run
 from tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_llama
 
 import harvest

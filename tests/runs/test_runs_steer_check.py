@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runcase import jsonl, run
+from commandcase import jsonl
+from runcase import run
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

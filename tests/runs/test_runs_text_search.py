@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commandcase import jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runcase import job, jsonl
+from runcase import job
 from tiny import byte_tokenizer, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commandcase import jsonl
 from plainrun import snapshot
-from runcase import Died, Failing, bury, install, job, jsonl, run
+from runcase import Died, Failing, bury, install, job, run
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commandcase import jsonl
 from plainrun import snapshot
-from runcase import jsonl, run
+from runcase import run
 
 from harvest.records import StoredObject
 from harvest.reduce.base import load_states, save_states

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandcase import furnished, job_file, jsonl
 from eventcase import events_of, kinds, of
 from plainrun import read_plain
-from tiny import byte_tokenizer, tiny_llama
 
 from harvest.__main__ import _status
 from harvest.runtime import telling
@@ -26,27 +26,14 @@ NAME = "runs <b>&\u001b[31m"
 """Of a run; what is special to a terminal or a page stays text."""
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    tiny_llama(vocab=300).save_pretrained(folder / "model")
-    byte_tokenizer().save_pretrained(folder / "model")
-    jsonl(folder / "texts.jsonl", [{"text": f"text {i}" if i % 7 else ""} for i in range(40)])
-    return folder
+    return furnished(tmp_path_factory.mktemp("place"), [{"text": f"text {i}" if i % 7 else ""} for i in range(40)])
 
 
 @pytest.fixture
 def job(place: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "job.toml"
-    path.write_text(
-        f'[model]\nname = "{place}/model"\n[data]\npath = "{place}/texts.jsonl"\non_bad = "skip"\n'
-        f"[store]\nshard_documents = 8\n[run]\npath = {json.dumps(str(tmp_path / NAME))}\nthreads = 1\n"
-    )
-    return path
+    return job_file(tmp_path / "job.toml", place, tmp_path / NAME, shard_documents=8, on_bad="skip")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -14,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commandcase import furnished, job_file
 from plainrun import read_plain
 from terminalcase import in_terminal, screen
-from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.pipeline import Progress
@@ -32,21 +31,12 @@ TEXTS = [f"text {i}" if i % 7 else "" for i in range(40)]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    tiny_llama(vocab=300).save_pretrained(folder / "model")
-    byte_tokenizer().save_pretrained(folder / "model")
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return folder
+    return furnished(tmp_path_factory.mktemp("place"), [{"text": text} for text in TEXTS])
 
 
 @pytest.fixture
 def job(place: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "job.toml"
-    path.write_text(
-        f'[model]\nname = "{place}/model"\n[data]\npath = "{place}/texts.jsonl"\non_bad = "skip"\n'
-        f'[store]\nshard_documents = 4\n[run]\npath = "{tmp_path}/run"\nthreads = 1\n'
-    )
-    return path
+    return job_file(tmp_path / "job.toml", place, tmp_path / "run", shard_documents=4, on_bad="skip")
 
 
 def logged(job: Path, *overrides: str) -> list[str]:
