@@ -255,7 +255,7 @@ def test_a_poison_document_costs_its_shard_alone_and_is_named(nodes: Any, job: P
         ("run.gpus_per_worker=1", r"run.gpus_per_worker = 1: no node of the cluster has that many; the largest has 0"),
         ("run.cpus_per_worker=64", r"run.cpus_per_worker = 64: no node of the cluster has that many; the largest has"),
         ("run.resources={spot=1}", r"run.resources.spot = 1: no node of the cluster has that many; the largest has 0"),
-        ("run.resources={GPU=1}", r"run.resources: GPU: decided by run.gpus_per_worker; leave it out"),
+        ("run.resources={GPU=1}", r"run\.resources\.GPU: decided by run\.gpus_per_worker; leave it out"),
         ("run.path='memory://run'", r"memory://run cannot keep two writers apart"),
         ("run.executor=inline", r"run.workers = 2: run.executor = 'inline' is one worker"),
     ],
