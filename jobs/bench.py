@@ -88,7 +88,7 @@ def main() -> None:
     for line in table(asked.scripts or SCRIPTS, asked):
         lines.append(line)
         print(line, flush=True)
-        if asked.out is not None:  # line by line: a table takes half an hour
+        if asked.out is not None:  # line by line: a table takes three quarters of an hour
             path = measuring.write(asked.out, "bench", "How fast Harvest is, beside its goals", asked, [line])
     if asked.out is not None and lines:
         print(f"wrote {path}", file=sys.stderr)
