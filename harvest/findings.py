@@ -32,6 +32,8 @@ class Report:
     """Objects that they vouch for."""
     bytes: int
     rows: int
+    remade: tuple[str, ...]
+    """Reductions whose sums were made again from stored rows; none where no rows are stored."""
     missing: tuple[str, ...]
     """Keys of the shards that a resume would harvest, as far as they are known."""
     findings: tuple[Finding, ...]
@@ -47,8 +49,9 @@ class Report:
         """A line for each finding, then the sum."""
         damage = sum(finding.damage for finding in self.findings)
         read = f"{self.shards} shards, {self.objects} objects, {self.bytes:,} bytes, {self.rows:,} rows read"
+        made = f"sums made again from rows: {', '.join(self.remade) or 'none'}"
         told = f"{damage} damaged, {len(self.findings) - damage} notes" if self.findings else "everything is as it was"
-        return "\n".join([*map(str, self.findings), f"{self.run}: {read}; {told}"])
+        return "\n".join([*map(str, self.findings), f"{self.run}: {read}; {made}; {told}"])
 
     @property
     def data(self) -> dict[str, Any]:

@@ -7,22 +7,29 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harvest.directions import content_hash
-from harvest.errors import DamageError
+from harvest.directions import content_hash, settings_of
+from harvest.directions import stored as stored_directions
+from harvest.errors import DamageError, RequestError
 from harvest.findings import Finding
 from harvest.records import ShardRecord, SourceFile
+from harvest.reduce.concepts import ConceptState
 from harvest.reduce.covariance import Covariance
+from harvest.reduce.direction import SUMS, Direction, of_sums
 from harvest.results import merged_statistics, summarise
 from harvest.runtime.schedule import Schedule
 from harvest.shardcheck import bare
-from harvest.states import MergedStates, open_states
+from harvest.states import MergedStates, merged_sums, open_states
 from harvest.store import folder, layout
 from harvest.store.files import Files
 from harvest.store.ledger import MENDS, Ledger, RunRecord
 from harvest.store.tables import parquet_bytes, statistics_table
+
+LIKE_SUMS = 1e-9
+"""Of a direction's length: what other libraries may round otherwise."""
 
 
 def read_records(ledger: Ledger, findings: list[Finding]) -> list[ShardRecord]:
@@ -82,7 +89,10 @@ def check_run(
         if every and sums:
             yield from _statistics(files, run, records)
             yield from _covariance(files, run, records)
-        yield from _directions(files, run)
+        written = list(_directions(files, run))
+        yield from written
+        if every and sums and not written:
+            yield from _vectors(files, run, records)
     for attempt in folder.stray_attempts(files, [record.attempt for record in records]):
         what = "an attempt without a commit record; the next run removes it"
         yield Finding(damage=False, shard=attempt.partition(".")[0], object=layout.attempt_path(attempt), what=what)
@@ -189,6 +199,36 @@ def _directions(files: Files, run: RunRecord) -> Iterator[Finding]:
                 continue
             if found != told.get(path):
                 yield _damaged(path, f"not what the run wrote; {MENDS}")
+
+
+def _vectors(files: Files, run: RunRecord, records: Sequence[ShardRecord]) -> Iterator[Finding]:
+    """Directions that are sums are what the shards' sums give; the others would have to be fitted again."""
+    directions = [settings for settings in settings_of(run) if settings.embedding is None]
+    unmatched = "count" if run.job["data"].get("on_bad") == "skip" else "error"
+    try:
+        sums = merged_sums(files, records, directions, run.plan["resolved"]["names"])
+        found = {result.name: result.found for result in stored_directions(files, run)} if directions else {}
+        for settings in directions:
+            merged = sums.of(settings.name)
+            for mode, at in itertools.product([mode for mode in settings.modes if mode in SUMS], merged):
+                state = merged[at]
+                if not _same_direction(found[settings.name].get(mode, {}).get(at), state, mode, unmatched):
+                    path = layout.direction_path(settings.name, "safetensors")
+                    yield _damaged(path, f"{mode} at {at} is not what the shards' sums give; {MENDS}")
+    except DamageError as error:
+        yield _damaged(layout.DIRECTIONS, bare(error))
+
+
+def _same_direction(found: Direction | None, state: ConceptState | str, mode: str, unmatched: str) -> bool:
+    """Up to rounding; where no direction can be made of a state, whether none was."""
+    try:
+        made = None if isinstance(state, str) else of_sums(state, mode, unmatched).raw
+    except RequestError:  # examples without a partner
+        made = None
+    if found is None or made is None or found.raw is None:
+        return found is not None and made is None and found.raw is None
+    room = LIKE_SUMS * float(np.linalg.norm(made))
+    return found.raw.shape == made.shape and bool((np.abs(found.raw - made) <= room).all())
 
 
 def _damaged(path: str, what: str) -> Finding:

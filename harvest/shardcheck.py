@@ -15,7 +15,7 @@ from harvest.features import documents_with_rows
 from harvest.findings import Finding
 from harvest.records import DOCUMENTS_PER_FILE, ArraySpec, ShardRecord
 from harvest.reduce.base import StateFile
-from harvest.scan import Scan, kind_of, same_sums, scan_rows
+from harvest.scan import Scan, scan_rows
 from harvest.states import open_states
 from harvest.store import layout
 from harvest.store.arrays import StoredArray
@@ -23,6 +23,7 @@ from harvest.store.files import Files
 from harvest.store.ledger import RunRecord
 from harvest.store.tables import LOGIT_DIFF, StoredTable, columns_of, keys_digest, sequence_numbers, tokens_schema
 from harvest.storedrows import StoredRows
+from harvest.sumcheck import SumCheck
 from harvest.text.reasons import NON_FINITE
 
 READ_BYTES = 8 << 20
@@ -37,8 +38,8 @@ Tokens = Mapping[str, np.ndarray]
 class ShardCheck:
     """One shard's checks; what is found broken is not looked into any further."""
 
-    def __init__(self, files: Files, run: RunRecord, record: ShardRecord) -> None:
-        self._files, self._run, self._record = files, run, record
+    def __init__(self, files: Files, run: RunRecord, record: ShardRecord, sums: SumCheck) -> None:
+        self._files, self._run, self._record, self._sums = files, run, record, sums
         self._path = layout.attempt_path(record.attempt)
         self._pools: tuple[str, ...] = tuple(run.job.get("capture", {}).get("pool") or ())
         self._broken: set[str] = set()
@@ -195,7 +196,7 @@ class ShardCheck:
             if self._is_broken(inside) or self._is_broken(layout.array_path(layout.scale_name(name))):
                 return
             try:
-                scan = self._scan(name, tokens, None if states is None else kind_of(states), pools)
+                scan = self._scan(name, tokens, states, pools)
             except DamageError as error:
                 yield self._finding(inside, bare(error))
                 return
@@ -207,11 +208,11 @@ class ShardCheck:
                 yield self._finding(layout.array_path(layout.pooled_name(pool, name)), what)
         if states is not None:
             try:
-                what_differs = same_sums(states, name, scan, self._record.rows)
+                wrong = self._sums.wrong(states, name, {} if scan is None else scan.sums, self._record.rows)
             except DamageError as error:
-                what_differs = bare(error)
-            if what_differs is not None:
-                yield self._finding(layout.STATES, f"{name}: {what_differs}")
+                wrong = [bare(error)]
+            for what in wrong:
+                yield self._finding(layout.STATES, f"{name}: {what}")
 
     def _pooled(self, pool: str, name: str, rows: int) -> StoredArray:
         """A pooled array that is there in full, with a row for each document that has some."""
@@ -220,18 +221,20 @@ class ShardCheck:
         stored.check()
         return stored.arrays[0]
 
-    def _scan(self, name: str, tokens: Tokens | None, kind: str | None, pools: Mapping[str, StoredArray]) -> Scan:
+    def _scan(
+        self, name: str, tokens: Tokens | None, states: StateFile | None, pools: Mapping[str, StoredArray]
+    ) -> Scan:
         plan = self._run.plan
         rows = self._record.rows
         spec = ArraySpec(rows=rows, width=plan["names"][name]["width"], dtype=plan["resolved"]["store_dtype"])
         stored = StoredRows(self._files, self._record.attempt, name, spec)
         stored.check()
         if tokens is None or len(tokens["document"]) != rows:
-            return scan_rows(stored, None, kind)
+            return scan_rows(stored, self._sums.of(None), None)
         sequences = _sequences(tokens)
         count = 1 + int(np.count_nonzero(np.diff(sequences))) if rows else 0
         fitting = {pool: array for pool, array in pools.items() if array.shape[0] == count}
-        return scan_rows(stored, tokens["special"], kind, sequences, fitting)
+        return scan_rows(stored, self._sums.of(states), tokens, sequences, fitting)
 
     def _counts(self, name: str, inside: str, scan: Scan) -> Iterator[Finding]:
         told = (self._record.non_finite.get(name, 0), self._record.zero_rows.get(name, 0))

@@ -47,9 +47,15 @@ class StoredRows:
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Rows [start, stop) as a new tensor."""
-        first, *others = (array.read(start, stop) for array in self.arrays)
-        if others:
-            return values_of(torch.from_numpy(first), torch.from_numpy(others[0]))
+        return self._values(*(array.read(start, stop) for array in self.arrays))
+
+    def take(self, rows: np.ndarray) -> torch.Tensor:
+        """Rows at int64 indices as a new tensor."""
+        return self._values(*(array.gather(rows) for array in self.arrays))
+
+    def _values(self, first: np.ndarray, scales: np.ndarray | None = None) -> torch.Tensor:
+        if scales is not None:
+            return values_of(torch.from_numpy(first), torch.from_numpy(scales))
         return as_tensor(first, self.arrays[0].dtype)
 
     def check(self) -> None:

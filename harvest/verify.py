@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harvest.findings import Finding, Report
+from harvest.readcheck import read_findings
 from harvest.runcheck import check_run, missing_shards, read_records
 from harvest.shardcheck import ShardCheck
 from harvest.store import layout
@@ -16,6 +17,7 @@ from harvest.store.files import Files
 from harvest.store.folder import no_run
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
+from harvest.sumcheck import SumCheck
 
 MOST_THREADS = 8
 """Reading, checksums and sums let one another run; beyond this the interpreter between them is what they wait for."""
@@ -37,21 +39,32 @@ def verify_run(
     records = read_records(Ledger(files), findings)
     torn = bool(findings)
     checked = [shard for shard in records if only is None or shard.shard.key in only]
+    sums = SumCheck(record)
     with ThreadPoolExecutor(_threads(), thread_name_prefix="harvest-verify") as threads:
         for shard in checked:
-            findings += ShardCheck(files, record, shard).findings(threads)
+            found = list(ShardCheck(files, record, shard, sums).findings(threads))
+            if not any(finding.damage for finding in found):
+                found += read_findings(files, record, shard, threads)
+            findings += found
     missing = missing_shards(record, records)
-    sums = not any(finding.damage and finding.object.endswith(layout.STATES) for finding in findings)
-    findings += check_run(files, record, records, missing, torn=torn, sums=sums)
+    sound = not any(finding.damage and finding.object.endswith(layout.STATES) for finding in findings)
+    findings += check_run(files, record, records, missing, torn=torn, sums=sound)
+    findings += [_not_remade(kind) for kind in sums.unknown if checked]
     return Report(
         run=path,
         shards=len(checked),
         objects=sum(len(shard.objects) for shard in checked),
         bytes=sum(item.bytes for shard in checked for item in shard.objects.values()),
         rows=sum(shard.rows for shard in checked),
+        remade=tuple(sorted(sums.remade)),
         missing=tuple(missing),
         findings=tuple(sorted(findings, key=lambda finding: not finding.damage)),
     )
+
+
+def _not_remade(kind: str) -> Finding:
+    what = f"statistics.also = {kind!r}: no such reduction here, so that its sums were not made again from the rows"
+    return Finding(damage=False, shard=None, object=layout.RUN, what=what)
 
 
 def _threads() -> int:

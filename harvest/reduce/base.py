@@ -130,7 +130,11 @@ class StateFile:
             raise DamageError(
                 f"{self.where}: {reduction.kind} states have version {version}; this program reads {reduction.version}"
             )
-        return reduction.from_arrays({field: self._array(entry) for field, entry in fields.items()})
+        arrays = {field: self._array(entry) for field, entry in fields.items()}
+        try:
+            return reduction.from_arrays(arrays)
+        except (ValueError, LookupError, TypeError) as error:
+            raise DamageError(f"{self.where}: {reduction.kind} of {name!r} cannot be read: {error}") from None
 
     def _array(self, entry: Mapping[str, Any]) -> np.ndarray:
         try:

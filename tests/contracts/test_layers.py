@@ -66,6 +66,8 @@ LEVELS = {
     "findings": 6,
     "scan": 6,
     "shardcheck": 6,
+    "sumcheck": 6,
+    "readcheck": 6,
     "runcheck": 6,
     "verify": 6,
     "repair": 6,
