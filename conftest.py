@@ -16,3 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent / "tests"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C and pass that on to every process that they start; the tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if os.environ.get("HARVEST_RAISED"):
+    import raised  # noqa: F401  # notes which messages the tests make (tests/raised.py)

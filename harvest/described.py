@@ -100,9 +100,11 @@ def describe(job: Job, model: Any, tokenizer: Any, device: str | None) -> Descri
 
 def _refuse_early(job: Job) -> None:
     """The commonest of the wrong settings that depend on the model."""
+    from harvest.model.options import refuse_options
     from harvest.model.told import told_by
 
     told = told_by(job.model.name, job.model.revision)
+    refuse_options(job.model, told.kind)
     told.refuse(job.capture.sites, job.capture.layers)
     if told.positions is not None:
         _context(job, told.positions, told.positions)

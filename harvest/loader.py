@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from harvest.errors import RequestError
 
 DECIDED = ("dataset", "batch_size", "num_workers", "persistent_workers", "in_order")
-"""Options of DataLoader that are not to be chosen: batches come as they are, in their order."""
+"""Options of DataLoader that `loader` decides by itself: batches come as they are, in their order."""
 
 
 class Loader(DataLoader[Any]):
@@ -23,7 +23,7 @@ class Loader(DataLoader[Any]):
         """`batches`: `Batches` that nothing else iterates. Raises RequestError for an option that is decided."""
         for key in DECIDED:
             if key in options:
-                raise RequestError(f"loader: {key} = {options[key]!r}: it is not to be chosen")
+                raise RequestError(f"loader: {key} = {options[key]!r}: decided by loader() itself; leave it out")
         super().__init__(batches, batch_size=None, num_workers=workers, **options)
         self._batches: Any = batches
 

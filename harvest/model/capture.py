@@ -121,7 +121,8 @@ class Capture:
         finally:
             put_away(self._fetching)
         if self._wanted:
-            raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
+            never = ", ".join(sorted(self._wanted))
+            raise WorkError(f"modules that never ran: {never}; this model's forward goes without them: leave them out")
         return output
 
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:

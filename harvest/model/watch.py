@@ -76,7 +76,8 @@ class Watch:
         finally:
             put_away(self._fetching)
         if self._wanted:
-            raise WorkError(f"modules that never ran: {', '.join(sorted(self._wanted))}")
+            never = ", ".join(sorted(self._wanted))
+            raise WorkError(f"modules that never ran: {never}; this model's forward goes without them: leave them out")
 
     def _hook(self, module: nn.Module, name: Name) -> Any:
         if name.reads == "output":

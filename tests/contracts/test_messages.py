@@ -1,23 +1,25 @@
 """Every message that a user can meet is in messages.txt, and has the form that the others have.
 
-A message is what an error of `harvest.errors` is made with, and what a validator of the job file raises. Who adds or
-changes one reads it as a user would (what is wrong, where, what is allowed), and puts it into the list:
+A message is what an error of `harvest.errors` is made with, and what a validator of the job file raises; of a document
+that cannot be used, the reason (its words are those of `harvest.text.reasons`) and what was seen. Who adds or changes
+one reads it as a user would (what is wrong, where, what is allowed), and puts it into the list:
 
     python tests/contracts/test_messages.py
 """
 
 from __future__ import annotations
 
-import ast
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it has only its own folder
+
+from messages import REASONS, VALIDATORS, every_message
+
 LIST = Path(__file__).with_name("messages.txt")
-ERRORS = ("RequestError", "NotBuiltError", "WorkError", "DamageError", "MismatchError", "LostLeaseError", "RowError")
-VALIDATORS = ("config.py", "settings/")
-"""Where pydantic turns a ValueError into the user's line."""
 LONGEST = 330
 """Characters of a message, what it fills in not counted."""
 TABLES = "model|data|tokens|chat|capture|store|statistics|run|answers|directions"
@@ -28,26 +30,7 @@ PROPER = ("Ray", "Zarr", "GPU", "CUDA", "TransformerLens")
 
 def messages() -> list[str]:
     """`file: Error: text` of every message in the package, sorted; what is filled in stands in braces."""
-    return sorted({line for path in (ROOT / "harvest").rglob("*.py") for line in _of_file(path)})
-
-
-def _of_file(path: Path) -> Iterator[str]:
-    name = path.relative_to(ROOT / "harvest").as_posix()
-    kinds = (*ERRORS, "ValueError") if name.startswith(VALIDATORS) else ERRORS
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds and node.args:
-            yield f"{name}: {node.func.id}: {_text(node.args[0])}"
-
-
-def _text(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) for part in node.values)
-    if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
-    inner = node.value if isinstance(node, ast.FormattedValue) else node
-    return f"{{{ast.unparse(inner)}}}"
+    return sorted({str(message) for message in every_message()})
 
 
 def said(line: str) -> str:
@@ -63,7 +46,8 @@ def faults(line: str) -> list[str]:
     """What is wrong with the form of a message."""
     text = said(line)
     plain = re.sub(r"\{.*?\}", "", text)
-    by_caller = line.startswith(VALIDATORS) or ": RowError: " in line  # who adds setting and value, or file and line
+    # who adds setting and value, or file and line, or the document
+    by_caller = line.startswith(VALIDATORS) or ": RowError: " in line or ": DocumentError: " in line
     found = {
         "more than one line": "\n" in text,
         "spaces at its ends": text != text.strip(),
@@ -84,6 +68,41 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert len(faults("x.py: WorkError: Input should be a valid integer. ")) == 4
     assert faults("x.py: WorkError: a\nb {c}") == ["more than one line"]
     assert len(messages()) > 400
+
+
+NOTED = """
+import pytest
+from harvest.config import load_job
+from harvest.errors import DocumentError, RequestError
+
+def test_three_messages():
+    for wrong in ({"data": {"limit": float("nan")}}, {"model": {"name": "m", "options": {"tp_size": 2}}}):
+        with pytest.raises(RequestError):
+            load_job({**wrong, "run": {"path": "r"}})
+    with pytest.raises(DocumentError):
+        raise DocumentError(3, "made by a test")
+"""
+
+
+def test_the_record_of_messages_knows_those_that_were_made_also_by_validators_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "test_noted.py").write_text(NOTED)
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "HARVEST_RAISED": str(tmp_path / "raised"), "PYTHONPATH": tests}
+    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "raised", "-q"]
+    done = subprocess.run(
+        [*command, "test_noted.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    told = subprocess.run(
+        [sys.executable, f"{tests}/raised.py", str(tmp_path / "raised")], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    left, total = "\n".join(told[:-1]), sum(message.file != REASONS for message in every_message())
+    assert told[-1] == f"{len(told) - 1} of {total} messages are made by no test"
+    for made in ("{where} = {value}: allowed are finite numbers", "{key}: not for a job; leave it out"):
+        assert any(message.text == made for message in every_message())
+        assert made not in left
+    for never in ("{key}: secrets are read", "--set {override}: allowed is", "not a JSON object but a"):
+        assert never in left
 
 
 if __name__ == "__main__":
