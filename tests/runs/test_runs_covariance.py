@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covariancecase import FILE, assert_of_stored_rows, stored_rows
 from runcase import WIDTH, job
+from safetensors.numpy import load
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
@@ -18,7 +20,6 @@ from harvest.repair import repair_run
 from harvest.verify import verify_run
 
 TEXTS = ["".join(chr(97 + (i * k + k * k) % 26) for i in range(40 + 3 * k)) for k in range(24)]
-FILE = "covariance.safetensors"
 
 
 def run(path: Path, texts: list[str] = TEXTS, shard: int = 8, **tables: Any) -> Any:
@@ -54,9 +55,28 @@ def test_a_run_and_one_opened_again_have_the_covariance_of_their_rows_and_verify
     assert np.array_equal(whole.matrix, found.statistics()["residual.1"].covariance)
 
 
-def test_the_batches_and_whether_rows_are_stored_leave_no_trace_and_a_second_run_changes_nothing(
+def test_whatever_the_batch_it_is_that_of_the_rows_read_by_plain_zarr_and_of_the_same_rows_it_has_the_same_bits(
     tmp_path: Path,
 ) -> None:
+    """Embeddings are looked up: their rows have the same bits in any batch. Others differ by as much as is promised."""
+    states, rows = [], []
+    for batch in (1, 48, 4096):
+        path = tmp_path / str(batch)
+        run(path, tokens={"batch": batch}, capture={"sites": ["embedding", "residual"]})
+        assert_of_stored_rows(path)
+        states.append(load((path / FILE).read_bytes()))
+        rows.append({name: stored_rows(path, name) for name in ("embedding", "residual.2")})
+    for other, given in zip(states[1:], rows[1:]):
+        assert np.array_equal(given["embedding"], rows[0]["embedding"])
+        for field in ("rows", "mean", "upper"):
+            key = f"covariance/embedding/{field}"
+            assert other[key].tobytes() == states[0][key].tobytes()
+        apart = np.abs(other["covariance/residual.2/upper"] - states[0]["covariance/residual.2/upper"]).max()
+        assert apart <= 2 * 5e-5 * np.square(given["residual.2"]).sum()  # a row's error times a row, of all rows
+    assert not np.array_equal(rows[0]["residual.2"], rows[2]["residual.2"])  # else batches were not put to the test
+
+
+def test_whether_rows_are_stored_leaves_no_trace_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path / "run", tokens={"batch": 1})
     run(tmp_path / "again", tokens={"batch": 1})
     run(tmp_path / "sums", tokens={"batch": 1}, capture={"store": False})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covariancecase import FILE, assert_of_stored_rows
 from plainrun import PlainRun, attempts_without_record, first_difference, read_plain
 
 import harvest
@@ -135,6 +136,36 @@ def test_a_killed_worker_loses_no_row_and_comes_back(
     assert summary["rows"] == len(found.keys)  # E64: what a worker had counted for itself went with it
     assert summary["documents"] == len(found.documents)
     assert status_of(str(tmp_path / "run"))["rows"] == len(found.keys)
+
+
+def test_the_covariance_of_killed_workers_and_of_a_resumed_run_is_that_of_the_rows_with_the_bits_of_one_worker(
+    nodes: Any, job: Path, tmp_path: Path
+) -> None:
+    """The first life of the second run loses a worker, and then its coordinator."""
+
+    class EnoughError(Exception):
+        pass
+
+    class Unlucky(Watcher):
+        def left(self, worker: str, why: str, workers: int) -> None:
+            super().left(worker, why, workers)
+            raise EnoughError
+
+    def harm(watcher: Watcher) -> None:
+        os.kill(next(iter(watcher.pids.values())), signal.SIGKILL)
+
+    asked = ("statistics.covariance=true", "store.shard_documents=16")
+    run(job, tmp_path / "one", None, *asked, "run.workers=1", "run.executor=inline")
+    assert_of_stored_rows(tmp_path / "one")
+    crew, unlucky = Watcher("advanced", 5, harm), Unlucky("committed", 2, harm)
+    run(job, tmp_path / "crew", crew, *asked)
+    with pytest.raises(EnoughError):
+        run(job, tmp_path / "resumed", unlucky, *asked)
+    run(job, tmp_path / "resumed", None, *asked, "run.workers=3")
+    assert [len(watcher.lost) for watcher in (crew, unlucky)] == [1, 1]
+    expected = (tmp_path / "one" / FILE).read_bytes()
+    assert (tmp_path / "crew" / FILE).read_bytes() == (tmp_path / "resumed" / FILE).read_bytes() == expected
+    assert_of_stored_rows(tmp_path / "resumed")
 
 
 def test_a_stopped_worker_is_replaced(
