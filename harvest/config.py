@@ -18,8 +18,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harvest.errors import RequestError
-from harvest.settings.base import Settings, path_meant
+from harvest.settings.base import Settings
 from harvest.settings.direction import DirectionSettings
+from harvest.settings.jobfile import read_toml
 from harvest.settings.model import ModelSettings
 from harvest.settings.refusals import one_line
 from harvest.settings.tables import (
@@ -161,7 +162,7 @@ def load_job(source: Job | Mapping[str, Any] | str | Path, overrides: Iterable[s
     elif isinstance(source, Mapping):
         settings = _as_settings(source)
     else:
-        settings = _read_toml(Path(source))
+        settings = read_toml(Path(source))
     for override in overrides:
         _override(settings, override)
     _refuse_unwritable(settings)
@@ -199,21 +200,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise RequestError(f"a job holds text, numbers, lists and tables; {type(value).__name__} is none of them")
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RequestError(f"job file {path}: no such file{path_meant(str(path))}") from None
-    except IsADirectoryError:
-        raise RequestError(f"job file {path}: it is a folder; allowed is a TOML file") from None
-    except OSError as error:
-        raise RequestError(f"job file {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise RequestError(f"job file {path}: not valid UTF-8 at byte {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise RequestError(f"job file {path}: not valid TOML: {error}") from None
 
 
 def _override(settings: dict[str, Any], override: str) -> None:

@@ -83,7 +83,7 @@ def test_every_setting_but_three_has_a_default(missing: str) -> None:
         ("data.context=5", "data.context: unknown setting; did you mean tokens.context? known here: path, name"),
         ("layers=[1]", "layers: unknown setting; did you mean capture.layers? known here: model, data"),
         ("data.path.x=3", "--set data.path.x=3: data.path is no table, so nothing is inside it"),
-        ("modle.name=x", "modle: unknown setting; did you mean model? known here: model, data, run"),
+        ("modle.name=x", "[modle]: unknown table; did you mean [model]? known here: model, data, run"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(override: str, line: str) -> None:
@@ -299,7 +299,7 @@ def test_a_very_long_value_is_not_repeated_in_full() -> None:
 def test_a_job_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
     nested = "[" * 100_000
     (tmp_path / "deep.toml").write_text(f"x = {nested}")
-    with pytest.raises(RequestError, match=r"deep\.toml: not valid TOML"):
+    with pytest.raises(RequestError, match=r"deep\.toml: not valid TOML: nested too deeply$"):
         load_job(tmp_path / "deep.toml")
     with pytest.raises(RequestError, match=r"^--set chat\.kwargs\.x: "):
         job(f"chat.kwargs.x={nested}")
@@ -313,10 +313,89 @@ def test_a_job_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"job file .*none\.toml: no such file"):
         load_job(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[model\n")
-    with pytest.raises(RequestError, match=r"bad\.toml: not valid TOML"):
+    with pytest.raises(RequestError, match=r"bad\.toml: line 1, '\[model': not valid TOML"):
         load_job(tmp_path / "bad.toml")
     with pytest.raises(RequestError, match="job file"):
         load_job(tmp_path)
+
+
+JOB = "[model]\nname = 'm'\n[data]\npath = 'd'\n[run]\npath = 'r'\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("[data]", "[dat]", "[dat]: unknown table; did you mean [data]? known here: model, data, run"),
+        ("[run]", "[output]", "[output]: unknown table; known here: model, data, run"),
+        (
+            "'m'",
+            "llama",
+            "{file}: line 2, 'name = llama': not valid TOML: invalid value; text needs quotes: name = 'llama'",
+        ),
+        (
+            "'m'",
+            "org/m-7b # it",
+            "{file}: line 2, 'name = org/m-7b # it': not valid TOML: invalid value; text needs quo",
+        ),
+        ("'d'", "3 files", "{file}: line 4, 'path = 3 files': not valid TOML"),
+        ("'d'", "'d'\nlimit = 10,000", "{file}: line 5, 'limit = 10,000': not valid TOML"),
+        ("'d'", "'d", '{file}: line 4, "path = \'d": not valid TOML: a quote is not closed'),
+        ("'d'", "'d'\npath = 'e'", "{file}: line 5, \"path = 'e'\": not valid TOML: cannot overwrite a value"),
+    ],
+)
+def test_a_fault_of_a_job_file_is_told_with_its_line_and_what_was_meant(
+    tmp_path: Path, old: str, new: str, line: str
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace(old, new))
+    with pytest.raises(RequestError) as caught:
+        load_job(path)
+    assert str(caught.value).startswith(line.format(file=f"job file {path}"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("True", "; truth values are small: limit = true"),
+        ("1,000", "; numbers have no commas: limit = 1_000"),
+        ("two words", "; text needs quotes: limit = 'two words'"),
+        ("007", ""),
+        ("1.", ""),
+    ],
+)
+def test_a_value_without_quotes_is_told_how_to_write_it(tmp_path: Path, value: str, hint: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"{JOB}limit = {value}\n")
+    with pytest.raises(RequestError) as caught:
+        load_job(path)
+    said = str(caught.value).rpartition("not valid TOML: ")[2]
+    assert said.endswith(hint) if hint else ";" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.csv", b"text,label\ngood,1\n", "it is a data file, which a job file names as data.path"),
+        ("a.parquet", b"PAR1\x15\xff\xfe", "it is a data file, which a job file names as data.path"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00", "it is a data file, which a job file names as data.path"),
+        ("model.safetensors", b"\x80\xff", "it is a model's file"),
+        ("train.py", b"import torch\n", "it is a program"),
+        ("job.yaml", b"model:\n  name: m\n", "it is no TOML"),
+    ],
+)
+def test_another_file_given_as_the_job_is_told_what_it_is(tmp_path: Path, name: str, content: bytes, what: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RequestError) as caught:
+        load_job(tmp_path / name)
+    assert str(caught.value) == (
+        f"job file {tmp_path / name}: {what}; allowed is a TOML file with [model], [data] and [run]"
+    )
+
+
+def test_a_job_file_by_another_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text(JOB)
+    assert load_job(tmp_path / "job.txt").model.name == "m"
 
 
 def test_a_job_survives_its_own_json() -> None:

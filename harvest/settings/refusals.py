@@ -30,10 +30,12 @@ KINDS = {
 
 def one_line(errors: list[Any], job: type[BaseModel], settings: Any) -> str:
     """The first thing that is wrong with the `settings` of a job, of all that pydantic found."""
-    first = errors[0]
+    # a table that is missing and one that nobody knows are often one, misspelt
+    unknown = [error for error in errors if error["type"] == "extra_forbidden" and len(error["loc"]) == 1]
+    first = unknown[0] if unknown and errors[0]["type"] == "missing" else errors[0]
     path = _path(first, settings)
     if first["type"] == "extra_forbidden":
-        return _unknown(path, job)
+        return _unknown(path, job, table=isinstance(first["input"], Mapping))
     where = ".".join(map(str, path))
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
         where = {"model": "model.name", "data": "data.path", "run": "run.path"}.get(where, where)
@@ -59,14 +61,20 @@ def _own_words(where: str, text: str, value: Any) -> str:
     return text if text.startswith("direction ") else f"{where} = {shown(value)}: {text}"
 
 
-def _unknown(path: list[Any], job: type[BaseModel]) -> str:
-    """A setting that there is not: perhaps of this table and misspelt, perhaps of another."""
+def _unknown(path: list[Any], job: type[BaseModel], *, table: bool) -> str:
+    """A setting that there is not: perhaps of this table and misspelt, perhaps of another; or a `table`."""
     asked, tables = str(path[-1]), _tables(job)
     here = [part for part in path[:-1] if not isinstance(part, int)]
     known = list(tables[here[0]].model_fields if here else job.model_fields)
-    there = {setting: f"{name}.{setting}" for name, table in reversed(tables.items()) for setting in table.model_fields}
+    near = nearest(asked, known)
+    if table and not here:
+        hint = f"did you mean [{near[0]}]? " if near else ""
+        return f"[{asked}]: unknown table; {hint}known here: {', '.join(known)}"
+    there = {
+        setting: f"{name}.{setting}" for name, of_one in reversed(tables.items()) for setting in of_one.model_fields
+    }
     elsewhere = [there[setting] for setting in nearest(asked, there, 0.8)]
-    meant = [there[asked]] if asked in there else nearest(asked, known) or elsewhere
+    meant = [there[asked]] if asked in there else near or elsewhere
     hint = f"did you mean {meant[0]}? " if meant else ""
     return f"{'.'.join(map(str, path))}: unknown setting; {hint}known here: {', '.join(known)}"
 
