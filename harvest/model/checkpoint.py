@@ -16,7 +16,7 @@ from typing import Any
 from harvest.config import resolve_package
 from harvest.errors import RequestError
 from harvest.overlap import within
-from harvest.settings.base import path_meant
+from harvest.settings.base import nearest, path_meant
 
 LONGEST_NAME = 1024
 """Characters of a model's name or path; file systems take no more in one piece."""
@@ -124,8 +124,21 @@ def reach(checkpoint: Checkpoint, files: tuple[str, ...], setting: str) -> None:
         raise RequestError(
             f"{setting} = {checkpoint.where!r}: no such folder or file, not in the hub's cache on this machine, and "
             f"the hub cannot be reached ({type(error).__name__}: {' '.join(str(error).split())[:200]}); name a folder, "
-            "or fetch it once where there is a network"
+            f"or fetch it once where there is a network{meant(checkpoint)}"
         ) from error
+
+
+def meant(checkpoint: Checkpoint) -> str:
+    """`; did you mean ...?` where a folder here, or a model of the hub's cache, is called nearly so; else nothing."""
+    if checkpoint.revision is None or config_file(checkpoint) is not None:  # it is found
+        return ""
+    if beside := path_meant(checkpoint.where):
+        return beside
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cached = [folder.name for folder in Path(HF_HUB_CACHE).glob("models--*")]
+    near = nearest(checkpoint.where, [name.removeprefix("models--").replace("--", "/") for name in cached], 0.75)
+    return f"; did you mean {near[0]}?" if near and near[0] != checkpoint.where else ""
 
 
 def downloaded(checkpoint: Checkpoint, files: tuple[str, ...]) -> Path:

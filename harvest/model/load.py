@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from harvest.errors import RequestError
 from harvest.model.adapter import adapted
 from harvest.model.architectures import is_encoder, unused_positions
-from harvest.model.checkpoint import locate, one_clear_line, pinned, reach
+from harvest.model.checkpoint import locate, meant, one_clear_line, pinned, reach
 from harvest.model.compiling import compile_blocks
 from harvest.model.gguffile import read_once
 from harvest.model.quantization import BYTES, packed_weights, quantization_arguments
@@ -37,10 +37,13 @@ def load_config(settings: ModelSettings) -> Any:
     """The checkpoint's config, without weights."""
     checkpoint = locate(settings.name, settings.revision)
     reach(checkpoint, ("config.json",), "model.name")
-    with _quiet(), one_clear_line("model.name", settings.name):
-        return AutoConfig.from_pretrained(
-            checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
-        )
+    try:
+        with _quiet(), one_clear_line("model.name", settings.name):
+            return AutoConfig.from_pretrained(
+                checkpoint.where, trust_remote_code=settings.trust_remote_code, **checkpoint.arguments
+            )
+    except RequestError as error:
+        raise RequestError(f"{error}{meant(checkpoint)}") from error
 
 
 def skeleton(config: Any, settings: ModelSettings) -> Any:

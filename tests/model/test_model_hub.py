@@ -37,6 +37,8 @@ print(json.dumps({
     "mute": told(load_config, "some/mute"),
     "mute tokenizer": told(lambda settings: load_tokenizer(settings, "some/mutetok"), "some/cached"),
     "absent": told(load_config, "some/absent"),
+    "misspelt": told(load_config, "some/cachd"),
+    "folder": told(load_config, "harvst"),
     "cached": told(fingerprint, "some/cached"),
 }))
 """
@@ -105,3 +107,9 @@ def test_a_repository_that_the_hub_does_not_know_is_told_in_its_words(answers: d
 
 def test_what_is_cached_is_found_and_locked_without_a_network(answers: dict[str, str]) -> None:
     assert answers["cached"] == f"commit:{COMMIT}"
+
+
+def test_a_misspelt_name_is_told_the_one_that_is_here(answers: dict[str, str]) -> None:
+    assert answers["misspelt"].endswith("; did you mean some/cached?")
+    assert answers["folder"].endswith("; did you mean harvest?")
+    assert "did you mean" not in answers["mute"] + answers["absent"]
