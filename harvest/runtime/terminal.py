@@ -93,6 +93,24 @@ class Bar(Progress):
             yield Text(f"  {line}", no_wrap=True, overflow="ellipsis")
 
 
+class _Failures:
+    """Shards that failed for good: the error of the first is how the command ends, so that no one reads it twice."""
+
+    def __init__(self) -> None:
+        self._first: str | None = None
+
+    def told(self, shard: str, error: str) -> str:
+        """What to say of one now."""
+        if self._first is None:
+            self._first = error
+            return f"gave up on shard {shard}; the end says why"
+        return f"gave up: {error}"
+
+    def left(self, end: BaseException) -> str | None:
+        """What is still to be said where the command ends with something else."""
+        return None if self._first is None or self._first in str(end) else f"gave up: {self._first}"
+
+
 class Terminal(Quiet):
     """A bar, with a line above it for what happens now and then."""
 
@@ -100,6 +118,7 @@ class Terminal(Quiet):
         self._tally = Tally()
         self._bar = Bar(stream, self._tally)
         self._bar.speed = lambda: _speed(self._tally)
+        self._failures = _Failures()
 
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None:
         self._tally.start(Expected.of(plan), committed)
@@ -138,7 +157,7 @@ class Terminal(Quiet):
 
     def gave_up(self, shard: str, error: str) -> None:
         self._tally.gave_up(shard)
-        self._bar.tell(f"gave up: {error}")
+        self._bar.tell(self._failures.told(shard, error))
 
     def warned(self, text: str) -> None:
         self._bar.tell(f"harvest: warning: {text}")
@@ -147,6 +166,8 @@ class Terminal(Quiet):
         self._bar.end(complete=True)
 
     def stopped(self, error: BaseException) -> None:
+        if left := self._failures.left(error):
+            self._bar.tell(left)
         self._bar.end(complete=False)
 
 
@@ -155,6 +176,7 @@ class Log(Quiet):
 
     def __init__(self, stream: TextIO) -> None:
         self._tally, self._lines, self._last = Tally(), Lines(stream), time.monotonic()
+        self._failures = _Failures()
 
     def _say(self, text: str) -> None:
         self._lines.say(f"harvest: {text}")
@@ -195,7 +217,7 @@ class Log(Quiet):
 
     def gave_up(self, shard: str, error: str) -> None:
         self._tally.gave_up(shard)
-        self._say(f"gave up: {error}")
+        self._say(self._failures.told(shard, error))
 
     def warned(self, text: str) -> None:
         self._say(f"warning: {text}")
@@ -204,6 +226,8 @@ class Log(Quiet):
         self._say(f"complete after {clock_text(self._tally.seconds)}: {self._tally.counts_text}")
 
     def stopped(self, error: BaseException) -> None:
+        if left := self._failures.left(error):
+            self._say(left)
         self._say(f"stopped after {clock_text(self._tally.seconds)}: {self._tally.counts_text}")
 
 

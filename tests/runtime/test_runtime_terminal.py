@@ -69,6 +69,7 @@ def test_what_goes_wrong_is_a_line_each_without_control_codes(tmp_path: Path) ->
     log.joined("worker-0", "a, pid 3", 1)
     log.left("worker-0", "a, pid 3: its process died", 0)
     log.retried("f0-s0", "shard f0-s0: bad \x1b[31mname\x07\nTraceback")
+    log.gave_up("f0-s1", "shard f0-s1: disk full")
     log.gave_up("f0-s0", "shard f0-s0: no\ttext \u202e.")
     log.warned("report.html is not written")
     log.stopped(KeyboardInterrupt())
@@ -76,8 +77,10 @@ def test_what_goes_wrong_is_a_line_each_without_control_codes(tmp_path: Path) ->
         "harvest: worker-0 (a, pid 3) is ready, 1 are",
         "harvest: lost worker-0: a, pid 3: its process died; 0 are left",
         r"harvest: trying again: shard f0-s0: bad \x1b[31mname\x07 Traceback",
+        "harvest: gave up on shard f0-s1; the end says why",
         r"harvest: gave up: shard f0-s0: no\ttext \u202e.",
         "harvest: warning: report.html is not written",
+        "harvest: gave up: shard f0-s1: disk full",
         "harvest: stopped after 0:00",
     ]
 
@@ -171,8 +174,9 @@ def test_a_log_of_a_process_is_plain_and_ends_with_what_went_wrong(job: Path, tm
     assert (found.returncode, found.stdout) == (1, b"")
     assert all(line.startswith("harvest: ") and line.isprintable() for line in lines)
     assert [line.split()[1] for line in lines[:2]] == [f"{tmp_path}/run", "model"]
-    assert lines[-3].startswith("harvest: gave up: ")
+    assert lines[-3].startswith("harvest: gave up on shard f00000-s000000; the end says why")
     assert lines[-2].startswith("harvest: stopped after ")
+    assert sum("null" in line for line in lines) == 1, "what went wrong is said once"
     assert "document 1 (bad.jsonl, row 1" in lines[-1]
     assert not harvest.open(tmp_path / "run").complete
 
