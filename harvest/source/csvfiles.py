@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harvest.source.columns import require_columns
+from harvest.source.columns import FILE_COLUMN, require_columns
 from harvest.source.lines import BOM, decode
 from harvest.source.places import Place, split_suffix
 from harvest.source.textfiles import Mark, Record, RowError, Scan, TextFile, TextReader, starts_of
@@ -19,6 +19,15 @@ from harvest.source.textfiles import Mark, Record, RowError, Scan, TextFile, Tex
 csv.field_size_limit(sys.maxsize)
 
 _QUOTE, _LINE_FEED, _RETURN = b'"\n\r'
+
+
+OTHERS = {";": "';'", "\t": "a tab", "|": "'|'", ",": "','"}
+"""What other programs put between cells, and how it is called."""
+
+
+def delimiter_of(place: Place) -> str:
+    """What stands between cells."""
+    return "\t" if split_suffix(place.path)[0] == ".tsv" else ","
 
 
 class _Cells(NamedTuple):
@@ -34,7 +43,7 @@ class CsvReader(TextReader):
         self.header = header
         self._at, self._line, self._exhausted = mark.byte, mark.line, False
         self._problem: str | None = None
-        self._parser = csv.reader(self._lines(), delimiter="\t" if split_suffix(place.path)[0] == ".tsv" else ",")
+        self._parser = csv.reader(self._lines(), delimiter=delimiter_of(place))
 
     def _lines(self) -> Iterator[str]:
         """The lines of the file; `_at` and `_line` follow what the parser has taken."""
@@ -91,7 +100,19 @@ class CsvFile(TextFile):
             return (), Mark(0, start, 1)
         if record.content.problem is not None:
             raise self.place.refuse(f"line {record.line}, the header: {record.content.problem}")
+        self._refuse_other_delimiter(record)
         return tuple(record.content.cells), Mark(0, record.byte_after, record.line_after)
+
+    def _refuse_other_delimiter(self, record: Record) -> None:
+        """A header of one cell that has what other programs put between cells in it, and no wanted column."""
+        ours = "a tab" if delimiter_of(self.place) == "\t" else "','"
+        only = record.content.cells[0] if len(record.content.cells) == 1 else ""
+        found = next((told for sign, told in OTHERS.items() if sign in only and told != ours), None)
+        if found is not None and any(column != FILE_COLUMN and column != only for column in self.wanted):
+            raise self.place.refuse(
+                f"line {record.line}, the header: {only[:80]!r} is one cell, and has {found} in it; allowed between "
+                f"cells are ',' in .csv and a tab in .tsv: save it with {ours}"
+            )
 
     def origin(self) -> Mark:
         """After the header, which must name the wanted columns."""
@@ -142,7 +163,7 @@ class CsvFile(TextFile):
         return Scan(starts[full], lines[full], taken, int(np.searchsorted(line_ends, taken, side="right")))
 
     def _plain_quotes(self, data: np.ndarray, quotes: np.ndarray) -> bool:
-        delimiter = ord("\t") if split_suffix(self.path)[0] == ".tsv" else ord(",")
+        delimiter = ord(delimiter_of(self.place))
         border = np.zeros(256, dtype=np.bool_)
         border[[_QUOTE, _LINE_FEED, _RETURN, delimiter]] = True
         opening, closing = quotes[0::2], quotes[1::2]

@@ -21,7 +21,8 @@ def decode(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RowError(f"not valid UTF-8: byte 0x{data[error.start]:02x} at byte {error.start} of the line") from None
+        where = f"byte 0x{data[error.start]:02x} at byte {error.start} of the line"
+        raise RowError(f"not valid UTF-8: {where}; save the file as UTF-8") from None
 
 
 def parse_object(data: bytes) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ def test_bad_lines_in_the_middle_leave_their_neighbours_alone(tmp_path: Path) ->
     assert rows[1].startswith("a.jsonl line 2: not valid JSON")
     assert rows[2] == "a.jsonl line 3: not a JSON object but a list"
     assert rows[3] == "a.jsonl line 4: not a JSON object but a str"
-    assert rows[4] == "a.jsonl line 5: not valid UTF-8: byte 0xff at byte 10 of the line"
+    assert rows[4] == "a.jsonl line 5: not valid UTF-8: byte 0xff at byte 10 of the line; save the file as UTF-8"
     assert rows[5].startswith("a.jsonl line 6: not valid JSON")
 
 
