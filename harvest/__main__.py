@@ -63,8 +63,9 @@ def plan(
         raise RequestError(f"--workers {workers}: {told}{'' if calibrate else '; add it'}")
     from harvest import show
     from harvest.runtime.coordinate import plan_run
+    from harvest.survey import survey
 
-    shown = show.plan(found := plan_run(request))
+    shown = show.plan(found := plan_run(request), survey(found))
     if calibrate:
         from harvest.calibrate import calibrate as measure
 
@@ -323,9 +324,18 @@ def _status(arguments: list[str]) -> int:
         return _say(*ending(KeyboardInterrupt()))
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of click, which typer carries inside or beside itself
-            return _say(_usage(error), 2)
+            return _say(_split_setting(arguments) or _usage(error), 2)
         traceback.print_exc()
         return _say(*ending(error))
+
+
+def _split_setting(arguments: list[str]) -> str | None:
+    """`--set data.limit 5` is one word too many, and says nothing of `--set` where it is one."""
+    for option, setting, *value in zip(arguments, arguments[1:], [*arguments[2:], ""]):
+        if option == "--set" and "=" not in setting and "." in setting:
+            given = value[0] if value[0] and not value[0].startswith(("-", "=")) else "VALUE"
+            return f"--set {setting}: allowed is KEY.SUB=VALUE in one word, such as --set {setting}={given}"
+    return None
 
 
 def _usage(error: Any) -> str:

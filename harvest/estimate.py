@@ -1,4 +1,4 @@
-"""What the first documents tell of the whole: shard size, tokens, rows, bytes, memory. Nothing else is read."""
+"""What a run will hold and take: shard size by the first documents, bytes by what all are judged to come to, memory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from harvest.reduce.known import reductions_of
 from harvest.reduce.labels import make_labels
 from harvest.source.rows import Rows, Source
 from harvest.text.tokenise import Tokeniser
+from harvest.totals import Totals, of_first, of_whole
 
 T = TypeVar("T")
 MIB = 2**20
@@ -29,7 +30,7 @@ SHARD_TOKENS = 131_072
 """`store.shard_documents = "auto"`: the largest power of two of documents within both."""
 MAX_SHARD_DOCUMENTS = 2**20
 PROBE_DOCUMENTS = 256
-"""Documents, the first of the dataset, that shard size and estimates are judged from."""
+"""Documents, the first of the dataset, that shard size is judged from."""
 PROBE_ROWS = 65_536
 """Source rows that the probe reads at most, however small the sample."""
 TABLE_BYTES_PER_ROW = 4
@@ -48,11 +49,18 @@ SUMS_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What the run will hold and take, judged from the first documents."""
+    """What the run will hold and take."""
 
     documents: int | None
     """Kept by the sample and limit; None where only reading to the end can tell."""
     tokens: int | None
+    tokens_low: int | None
+    tokens_high: int | None
+    """Between these they are in 19 of 20 cases; None where nothing tells."""
+    judged: str | None
+    """As in Totals: from how much of the data the tokens are judged."""
+    judged_documents: int
+    """From so many documents that were tokenised."""
     rows: int | None
     shards: int | None
     bytes_per_row: int
@@ -98,6 +106,29 @@ def _of_first_documents(source: Source, read: Callable[[Rows, int], Sequence[T]]
     return found
 
 
+def refuse_empty(job: Job, source: Source) -> None:
+    """RequestError where the data hold no document, as far as that can be told without reading to an end."""
+    for file in source.files:
+        rows = source.rows(file.number, 0, 1)
+        if (
+            source.kept(file.number, 0, file.rows)
+            if file.rows is not None
+            else any(True for _ in rows) or not rows.ended
+        ):
+            return
+    found = sum(file.rows or 0 for file in source.files)
+    if found:
+        raise RequestError(
+            f"data.sample = {job.data.sample}: none of the {found:,} rows of data.path = {job.data.path!r} is kept; "
+            "allowed are a larger share and another data.seed"
+        )
+    names = glance.few([file.name for file in source.files])
+    raise RequestError(
+        f"data.path = {job.data.path!r}: no row in {names}; allowed are data with at least one, below the header "
+        "where the format has one"
+    )
+
+
 def _documents(job: Job, source: Source) -> int | None:
     if any(file.rows is None for file in source.files):
         return None
@@ -119,10 +150,21 @@ def _shards(job: Job, source: Source, shard_documents: int) -> int | None:
     return shards
 
 
+def totals_of(
+    job: Job, source: Source, tokeniser: Tokeniser, probe: Probe, context: int, *, closely: bool
+) -> Totals | None:
+    """What all documents come to, judged from the first ones unless it shall be `closely` looked at; None: no end."""
+    documents = _documents(job, source)
+    if documents is None:
+        return None
+    found = of_whole(job, source, tokeniser, documents, context) if closely else None
+    return found or of_first(documents, probe.documents, probe.tokens, probe.rows)
+
+
 def estimate(
     job: Job,
     source: Source,
-    probe: Probe,
+    totals: Totals | None,
     *,
     shard_documents: int,
     bytes_per_row: int,
@@ -131,21 +173,27 @@ def estimate(
     memory_bytes: int,
     free_bytes: int | None,
 ) -> Estimate:
-    """What the first documents say of all; `memory_bytes` from `worker_memory`, `state_bytes` from `state_bytes_of`,
+    """What `totals` come to on disk; `memory_bytes` from `worker_memory`, `state_bytes` from `state_bytes_of`,
     `bytes_per_document` of pooled rows."""
     documents = _documents(job, source)
-    tokens = rows = stored = None
+    tokens = low = high = rows = stored = None
     shards = _shards(job, source, shard_documents)
-    if documents is not None:
-        tokens = round(documents * probe.tokens / max(1, probe.documents))
-        share = 1.0 if job.data.max_tokens is None else min(1.0, job.data.max_tokens / max(1, tokens))
-        tokens, rows = round(share * tokens), round(share * documents * probe.rows / max(1, probe.documents))
+    if documents is not None and totals is not None:
+        most = math.inf if job.data.max_tokens is None else job.data.max_tokens
+        share = min(1.0, most / max(1.0, totals.tokens))
+        tokens, rows = round(share * totals.tokens), round(share * totals.rows)
+        if totals.spread is not None:
+            low, high = (round(min(most, max(0.0, totals.tokens + s))) for s in (-totals.spread, totals.spread))
         stored = rows * (bytes_per_row + TABLE_BYTES_PER_ROW) if job.capture.store else 0
         stored += round(share * documents) * bytes_per_document
         stored += state_bytes * (math.ceil(share * documents / shard_documents) if shards is None else shards)
     return Estimate(
         documents=documents,
         tokens=tokens,
+        tokens_low=low,
+        tokens_high=high,
+        judged=None if totals is None else totals.judged,
+        judged_documents=0 if totals is None else totals.documents,
         rows=rows,
         shards=shards,
         bytes_per_row=bytes_per_row,

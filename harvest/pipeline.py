@@ -34,6 +34,7 @@ from harvest.store.files import Files
 from harvest.store.layout import attempt_name
 from harvest.storedrows import read_dtype
 from harvest.text.batch import batching_of, unpadded
+from harvest.text.reasons import remedy
 from harvest.tokengroups import embedded, holds_embeddings
 
 
@@ -332,5 +333,5 @@ def describe(assignment: Assignment, error: BaseException) -> str:
     """One line that names the shard and what happened."""
     text = str(error) if isinstance(error, HarvestError) else f"{type(error).__name__}: {error}"
     if isinstance(error, DocumentError) and error.where:  # as read; a value that the store cannot hold has no place
-        text += "; data.on_bad = 'skip' leaves such documents out and lists them"
+        text += f"; {remedy(error.reason)}"
     return f"shard {assignment.shard.key}: {' '.join(text.split())}"

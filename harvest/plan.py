@@ -18,14 +18,17 @@ from harvest.estimate import (
     Estimate,
     estimate,
     probe_documents,
+    refuse_empty,
     refuse_heavy_sums,
     shard_documents,
     span_names,
     state_bytes_of,
     sums_memory,
+    totals_of,
     worker_memory,
 )
 from harvest.groups import GroupsBefore, count_groups
+from harvest.lock import lock_of
 from harvest.records import SourceFile
 from harvest.reduce.known import reductions_of
 from harvest.sizes import Sizes, chunk_bytes_of, sizes_of
@@ -47,8 +50,6 @@ TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 """`tokens.batch = "auto"`: on a CPU more tokens bring no speed, on a GPU fewer leave it idle."""
 SORT_WINDOW_BYTES = 256 * 2**20
 """Rows that are sorted by length among themselves; two such windows are in memory at a time."""
-UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
-"""Settings that may differ on resume, besides all of `run`: they change no stored value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +116,7 @@ class Plan:
 
     def lock(self) -> dict[str, Any]:
         """What must be equal for a run to go on, as flat `setting -> value`."""
-        job = self.job.model_dump(mode="json")
-        job.pop("run")
-        for table, key in UNLOCKED:
-            job[table].pop(key)
-        resolved = {key: _plain(getattr(self.resolved, key)) for key in Resolved.__dataclass_fields__}
-        return {**_flat(job), **_flat({"resolved": resolved}), **_flat({"fingerprint": self.fingerprint})}
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Where two locks differ, as `setting: old -> new`; the data and weights before what follows from them."""
-    keys = sorted({*old, *new}, key=lambda key: (key.startswith("resolved."), key))
-    return [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in keys if old.get(key) != new.get(key)]
+        return lock_of(self.job, self.resolved, self.fingerprint)
 
 
 def make_plan(
@@ -155,8 +145,10 @@ def make_plan(
     store_dtype = found.dtype if job.store.dtype == "auto" else job.store.dtype
     _refuse_taken_scales(found.names, store_dtype)
     sizes = sizes_of(job, found.names, store_dtype)
-    _refuse_unknown_spans(job, source, tokeniser)
     probe = probe_documents(source, tokeniser)
+    if not probe.documents:
+        refuse_empty(job, source)
+    _refuse_unknown_spans(job, source, tokeniser)
     shard = shard_documents(job, probe, sizes.row, sizes.document)
     widths = {str(name): name.width for name in found.names}
     refuse_heavy_sums(job, probe, widths, shard_documents=shard, bytes_per_row=sizes.row)
@@ -173,7 +165,8 @@ def make_plan(
         estimate=estimate(
             job,
             source,
-            probe,
+            # A worker is told with each shard what its coordinator has counted, and estimates nothing.
+            totals_of(job, source, tokeniser, probe, found.context, closely=not known),
             shard_documents=resolved.shard_documents,
             bytes_per_row=sizes.row,
             bytes_per_document=sizes.document,
@@ -181,7 +174,6 @@ def make_plan(
             memory_bytes=_memory(job, found, resolved, sizes),
             free_bytes=free_bytes,
         ),
-        # A worker is told with each shard what its coordinator has counted.
         groups_before=GroupsBefore(shard) if known or not job.read_directions else count_groups(job, source, shard),
     )
     _refuse_lack_of_room(job, plan.estimate)
@@ -355,17 +347,3 @@ def _refuse_lack_of_room(job: Job, expected: Estimate) -> None:
 def _size(number: float) -> str:
     """Decimal units, as disks are sold and `store.memory_gb` counts."""
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _plain(value)
-    return flat

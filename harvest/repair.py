@@ -14,7 +14,8 @@ from typing import Any
 from harvest.config import Job, load_job
 from harvest.errors import DamageError, MismatchError, RequestError
 from harvest.findings import Report
-from harvest.plan import Plan, differences, make_plan
+from harvest.lock import differences
+from harvest.plan import Plan, make_plan
 from harvest.reader import open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results

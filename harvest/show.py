@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from harvest.plan import Plan
     from harvest.reader import Run
     from harvest.reduce.direction import Direction
+    from harvest.survey import Survey
 
 ENDS = {"float16": 65504}
 """Dtype of a forward -> its largest number, where models outgrow it."""
@@ -27,8 +28,9 @@ class Shown:
     data: Any
 
 
-def plan(plan: Plan) -> Shown:
-    """What a job will do and need."""
+def plan(plan: Plan, found: Survey | None = None) -> Shown:
+    """What a job will do and need, and what was `found` in its data."""
+    from harvest import survey
     from harvest.sizes import row_bytes  # torch, which is loaded wherever there is a plan
 
     estimate, resolved = plan.estimate, plan.resolved
@@ -37,6 +39,9 @@ def plan(plan: Plan) -> Shown:
     data = {
         "documents": estimate.documents,
         "tokens": estimate.tokens,
+        "tokens_low": estimate.tokens_low,
+        "tokens_high": estimate.tokens_high,
+        "judged": {"from": estimate.judged, "documents": estimate.judged_documents},
         "rows": estimate.rows,
         "shards": estimate.shards,
         "bytes_per_row": size,
@@ -46,13 +51,15 @@ def plan(plan: Plan) -> Shown:
         "free_bytes": estimate.free_bytes,
         "resolved": {key: getattr(resolved, key) for key in resolved.__dataclass_fields__},
         "fingerprint": plan.fingerprint,
+        "groups": None if found is None else survey.data(found),
     }
     rows = [
         ("model", f"{plan.job.model.name}, {resolved.dtype} on {resolved.device}, attention {resolved.attention}"),
         ("names", f"{len(plan.names):,}: {_few([str(name) for name in plan.names])}"),
         ("data", f"{plan.job.data.path}, {_plural(len(plan.source.files), 'file')}"),
         ("documents", _count(estimate.documents)),
-        ("tokens", f"about {_count(estimate.tokens)}, windows of at most {resolved.context}"),
+        ("tokens", f"{survey.judged(estimate)}, windows of at most {resolved.context}"),
+        *([] if found is None else survey.said(found, plan.job.data.on_bad)),
         ("rows", f"about {_count(estimate.rows)}, {_bytes(estimate.bytes_per_row)} each as {resolved.store_dtype}"),
         ("sums", f"{_bytes(estimate.state_bytes)} a shard"),
         ("store", f"about {_bytes(estimate.store_bytes)}{compressed} ({_bytes(estimate.free_bytes)} free)"),
@@ -93,7 +100,7 @@ def run(run: Run) -> Shown:
 def warnings(run: Run) -> list[str]:
     """What a finished run should not keep to itself, a line each."""
     summary, dtype = run.summary(), run.record.plan["resolved"]["dtype"]
-    lines = [
+    lines = _nothing(summary) + [
         f"capture.positions: no document has a token in span {name!r}"
         for name, count in summary["span_documents"].items()
         if not count
@@ -106,6 +113,17 @@ def warnings(run: Run) -> list[str]:
             if whys:
                 lines.append(f"direction {result.name!r}, {mode}: undefined at {len(whys)} of {len(found)}, {whys[0]}")
     return lines
+
+
+def _nothing(summary: Mapping[str, Any]) -> list[str]:
+    """Where the run is complete, and empty."""
+    skipped, documents = summary["skipped"], summary["documents"]
+    if sum(skipped.values()) < documents:
+        return []
+    if not documents:
+        return ["no document was harvested: the data had none"]
+    whys = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
+    return [f"no document was harvested: all {documents:,} were skipped ({whys}); documents() lists them"]
 
 
 def _end(dtype: str) -> str:
@@ -238,9 +256,18 @@ def _worth(card: Mapping[str, Any]) -> list[str]:
             continue
         control = card["control"][mode]
         shuffled = "" if control["auroc"] is None else f"; with shuffled labels {control['auroc']:.2f}"
-        score = next(e["cross_validated_auroc"] for e in card["directions"] if (e["mode"], e["at"]) == (mode, at))
-        lines.append(f"  best of {mode}: {at} (AUROC {score:.2f} in folds of the training examples{shuffled})")
+        best = next(entry for entry in card["directions"] if (entry["mode"], entry["at"]) == (mode, at))
+        held_out = "no held-out AUROC" if best["evaluation"] is None else _held_out(best["evaluation"]["auroc"])
+        folds = f"{best['cross_validated_auroc']:.2f} in folds of the training examples"
+        lines.append(f"  best of {mode}: {at} ({held_out}; {folds}{shuffled})")
     return lines + [f"  {mode} {added(check)}" for mode, check in (card["check"] or {}).items()]
+
+
+def _held_out(auroc: Mapping[str, float | None]) -> str:
+    """With its interval."""
+    from harvest.reduce.evaluate import Figure
+
+    return "no held-out AUROC" if auroc["value"] is None else f"held-out AUROC {Figure(**auroc)}"
 
 
 def _below(spent: Stages | None) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 import harvest
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
-from harvest.plan import Plan, differences, make_plan, refuse_at_once
+from harvest.lock import differences
+from harvest.plan import Plan, make_plan, refuse_at_once
 from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results

@@ -67,7 +67,7 @@ def label_of(settings: DirectionSettings, values: Mapping[str, Any], variant: in
             return Label(group=NEITHER)
         seen = values.get(settings.column or "")
         shown = "is empty" if seen is None else f"= {cell_text(seen)[:40]!r}"
-        return _unusable(settings, f"{settings.column} {shown} is in no group")
+        return _unusable(settings, f"{settings.column} {shown} is in no group: {_groups(settings)}")
     weight, pair, held_out = 1.0, None, None
     if settings.weight_column is not None:
         try:
@@ -86,6 +86,12 @@ def label_of(settings: DirectionSettings, values: Mapping[str, Any], variant: in
         part = values.get(settings.holdout_column)
         held_out = part is not None and cell_text(part) == "test"
     return Label(group=group, weight=weight, pair=pair, held_out=held_out)
+
+
+def _groups(settings: DirectionSettings) -> str:
+    """What would be in one, for a message."""
+    a, b = (", ".join(map(repr, values))[:80] for values in (settings.positive or (), settings.negative or ()))
+    return f"A is {a}, B all other text" if settings.negative == "rest" else f"A is {a}, B is {b}"
 
 
 def _unusable(settings: DirectionSettings, what: str) -> Label:

@@ -23,6 +23,8 @@ TRUNCATED = "truncated"
 NON_FINITE = "non-finite values"
 """Of a stored document: some of its rows hold a NaN or an infinity, as the model computed them."""
 
+_NO_EXAMPLE = "no example of direction "
+
 
 def longer_than(tokens: int) -> str:
     """`tokens.long = "fail"` met a document beyond the context."""
@@ -46,7 +48,14 @@ def of_column(reason: str, column: str) -> str:
 
 def no_example(direction: str) -> str:
     """A document that a direction cannot use."""
-    return f"no example of direction {direction!r}"
+    return f"{_NO_EXAMPLE}{direction!r}"
+
+
+def remedy(reason: str) -> str:
+    """What to do about documents that end a run for that reason."""
+    if reason.startswith(_NO_EXAMPLE):
+        return "data.on_bad = 'skip' leaves such documents out of the direction, and counts them"
+    return "data.on_bad = 'skip' leaves such documents out and lists them"
 
 
 class UnusableError(Exception):

@@ -621,13 +621,20 @@ def test_an_empty_file_among_others_is_no_obstacle(tmp_path: Path) -> None:  # E
     assert plain.complete
 
 
-@pytest.mark.parametrize("content", ["", '{"text": ""}\n{"text": ""}\n'])
-def test_nothing_to_harvest_is_a_clean_end_with_no_rows(content: str, tmp_path: Path) -> None:  # E69 (b)
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_no_document_at_all_is_refused_and_nothing_is_written(content: str, tmp_path: Path) -> None:  # E69 (b)
     (tmp_path / "t.jsonl").write_text(content)
+    with pytest.raises(RequestError, match=r"^data\.path = '.*t\.jsonl': no row in t\.jsonl; "):
+        run(tmp_path / "run", tmp_path / "t.jsonl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_to_harvest_is_a_clean_end_with_no_rows(tmp_path: Path) -> None:  # E69 (b)
+    (tmp_path / "t.jsonl").write_text('{"text": ""}\n{"text": ""}\n')
     plain = run(tmp_path / "run", tmp_path / "t.jsonl")
     assert plain.complete
     assert sum(len(rows) for rows in plain.rows.values()) == 0
-    assert [row["reason"] for row in plain.documents] == ["empty"] * content.count("\n")
+    assert [row["reason"] for row in plain.documents] == ["empty"] * 2
     opened = harvest.open(tmp_path / "run")
     assert (len(opened), opened.tokens().num_rows, opened["residual.0"].shape) == (0, 0, (0, 16))
     assert not verify_run(tmp_path / "run").damaged

@@ -236,6 +236,21 @@ def test_a_job_file_that_is_none_is_refused(
     refuses(command, tmp_path, "run", path, names=names)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--set", "data.limit", "5"], "--set data.limit=5"),
+        (["--set", "data.limit", "=", "5"], "--set data.limit=VALUE"),
+        (["--set", "run.path=x", "--set", "data.limit", "5"], "--set data.limit=5"),
+    ],
+)
+def test_a_setting_that_is_split_in_two_words_is_told_to_be_one(
+    arguments: list[str], told: str, command: Command, job: Path, tmp_path: Path
+) -> None:
+    for what in ("plan", "run"):
+        refuses(command, tmp_path, what, job, *arguments, names=("--set data.limit: ", "in one word", told))
+
+
 def test_a_folder_that_is_not_for_this_run_is_refused_untouched(command: Command, job: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     refuses(command, tmp_path, "run", job, names=("run.path", "not a folder"))

@@ -496,7 +496,10 @@ def test_the_command_prints_a_table_with_what_a_direction_is_worth(
     assert _status(["directions", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert "s: label 1 against 0" in printed
-    assert "best of whitened: residual.1" in printed
+    best = next(line for line in printed.splitlines() if "best of whitened: residual.1" in line)
+    assert (
+        f"(held-out AUROC {harvest.open(tmp_path / 'run').directions('whitened')['s'][AT].evaluation.auroc}; " in best
+    )
     assert _status(["directions", str(tmp_path / "run"), "--json"]) == 0
     (card,) = json.loads(capsys.readouterr().out)
     assert [entry["mode"] for entry in card["directions"]] == modes
