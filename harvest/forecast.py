@@ -25,8 +25,9 @@ class Measured:
     """That the model read."""
     shards: int
     bytes: int
-    cores: float
-    """Seconds of processor time, of all threads."""
+    cores: float | None
+    """Seconds of processor time, of all threads. None of a crew, whose workers were measured while they shared what
+    there is, so that the seconds of their stages have it in them."""
     stages: Stages
 
 
@@ -58,6 +59,7 @@ class Forecast:
         """For people."""
         measured, found = self.measured, self.found
         where = "on nodes like this machine" if self.elsewhere else "on this machine"
+        where += ", measured together" if measured.cores is None else ""
         node = f"{found.bytes_per_second_per_node / 1e6:,.1f} MB/s a node, {found.bytes_per_second / 1e6:,.1f} in all"
         lines = sorted(found.lines.items(), key=lambda line: -line[1])
         others = ", ".join(f"{line} {seconds / found.seconds:.2f}" for line, seconds in lines[1:4] if seconds)
@@ -77,7 +79,7 @@ class Forecast:
         if self.seconds is None:
             return "unknown: only reading to the end of the data can tell how much there is"
         parts = f"start {in_words(self.start)}, end {in_words(self.end)}"
-        ray = "; Ray's own start comes on top" if self.workers > 1 else ""
+        ray = "; Ray's own start comes on top" if self.workers > 1 and self.measured.cores is not None else ""
         return f"about {_long(self.seconds)} for {self.tokens:,} tokens ({parts}{ray})"
 
     def data(self) -> dict[str, Any]:
@@ -100,18 +102,17 @@ class Forecast:
                 "tokens": self.measured.tokens,
                 "shards": self.measured.shards,
                 "bytes": self.measured.bytes,
-                "cores_seconds": round(self.measured.cores, 3),
+                "cores_seconds": None if self.measured.cores is None else round(self.measured.cores, 3),
                 **self.measured.stages.data(),
             },
         }
 
 
-def forecast(
-    plan: Plan, measured: Measured, workers: int | None, *, tokens: int | None, start: float, end: float
-) -> Forecast:
-    """The whole job, of so many tokens where that is known, by `workers`, or as many as the job says."""
+def forecast(plan: Plan, measured: Measured, workers: int | None, *, start: float, end: float) -> Forecast:
+    """The whole job by `workers`, or as many as it says."""
     costs, count = _costs(measured), _workers(plan, workers)
     per_node, elsewhere = _per_node(plan, count)
+    tokens = plan.estimate.tokens
     whole = tokens or UNKNOWN_TOKENS
     shards = plan.estimate.shards or max(1, round(whole * measured.shards / measured.tokens))
     limits = Limits(workers_per_node=per_node, cores=cores())
@@ -132,11 +133,12 @@ def _costs(measured: Measured) -> Costs:
     """Of a token and of a shard; what happens once in a worker's life is neither."""
     stages = {name: stage.busy for name, stage in measured.stages.stages.items()}
     tokens, shards = measured.tokens, measured.shards
+    processor = 0.0 if measured.cores is None else max(0.0, measured.cores - measured.stages.check)
     return Costs(
         model=sum(stages[name] for name in ("forward", "copy", "reduce")) / tokens,
         read=stages["read"] / tokens,
         write=(stages["write"] + stages.get("pool", 0.0)) / tokens,
-        cores=max(0.0, measured.cores - measured.stages.check) / tokens,
+        cores=processor / tokens,
         model_shard=(measured.stages.other + stages["commit"]) / shards,
         write_shard=stages["finish"] / shards,
         bytes=measured.bytes / tokens,
