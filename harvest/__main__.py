@@ -13,11 +13,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from harvest.export.known import format_names
+from harvest import options
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Before torch is loaded. Threads that spin at every barrier while a neighbour holds one of their cores make a forward
@@ -28,31 +28,21 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of the libraries below: t
 _BEGIN = time.monotonic()
 """Of the command: what is imported later is part of its start."""
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Harvest: language-model activations at dataset scale.",
-)
-JobFile = Annotated[str, typer.Argument(metavar="JOB", help="The job file (TOML).")]
-RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.SUB=VALUE", help="Overrides a setting of the job; repeatable.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def begun(version: options.Version = False) -> None:
+    """Harvest: language-model activations at dataset scale."""
 
 
 @app.command()
 def plan(
-    job: JobFile,
-    overrides: Overrides = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Harvest half a minute of it, keep nothing, say how long all takes.")
-    ] = False,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="With --calibrate: for so many workers; the job's.")
-    ] = None,
-    json: Json = False,
+    job: options.JobFile,
+    overrides: options.Overrides = None,
+    calibrate: options.Calibrate = False,
+    workers: options.Workers = None,
+    json: options.Json = False,
 ) -> None:
     """Says what a job will do and need, without running the model; refuses what `run` would refuse."""
     request = _request(job, overrides)
@@ -76,7 +66,7 @@ def plan(
 
 
 @app.command()
-def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
+def run(job: options.JobFile, overrides: options.Overrides = None, json: options.Json = False) -> None:
     """Runs a job, or resumes it where its ledger ends; --json: events, a line each (schemas/events.schema.json)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as last:
@@ -102,12 +92,10 @@ def run(job: JobFile, overrides: Overrides = None, json: Json = False) -> None:
 
 @app.command()
 def status(
-    run: RunFolder,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow it until it is complete, or nobody works on it.")
-    ] = False,
-    every: Annotated[float | None, typer.Option(metavar="SECONDS", help="With --watch: between two looks; 5.")] = None,
-    json: Json = False,
+    run: options.RunFolder,
+    watch: options.Watch = False,
+    every: options.Every = None,
+    json: options.Json = False,
 ) -> None:
     """Committed, running, failed and missing shards of a run; rows and rates."""
     from harvest import show
@@ -141,9 +129,9 @@ def status(
 
 @app.command()
 def verify(
-    run: RunFolder,
-    repair: Annotated[bool, typer.Option("--repair", help="Harvest the damaged shards again.")] = False,
-    json: Json = False,
+    run: options.RunFolder,
+    repair: options.Repair = False,
+    json: options.Json = False,
 ) -> None:
     """Re-reads everything a run holds and compares it with the ledger."""
     from harvest import show
@@ -167,8 +155,8 @@ def verify(
 
 @app.command()
 def sites(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, folder, .gguf file or package:.")],
-    json: Json = False,
+    model: options.Model,
+    json: options.Json = False,
 ) -> None:
     """The sites and layers that can be captured from a model, with their widths."""
     from harvest import show
@@ -178,7 +166,7 @@ def sites(
 
 
 @app.command()
-def directions(run: RunFolder, json: Json = False) -> None:
+def directions(run: options.RunFolder, json: options.Json = False) -> None:
     """The table of directions: name, mode, examples, norm, and what they are worth on held-out examples."""
     from harvest import show
     from harvest.reader import open_run
@@ -188,9 +176,9 @@ def directions(run: RunFolder, json: Json = False) -> None:
 
 @app.command()
 def report(
-    run: RunFolder,
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Instead of report.html in the run.")] = None,
-    json: Json = False,
+    run: options.RunFolder,
+    out: options.Out = None,
+    json: options.Json = False,
 ) -> None:
     """Writes one self-contained page: what was run, what it holds, what it found and how the work went."""
     from harvest import show
@@ -203,31 +191,20 @@ def report(
 
 @app.command()
 def export(
-    format: Annotated[
-        str,
-        typer.Argument(metavar="FORMAT", help=f"One of {', '.join(format_names())}."),
-    ],
-    run: RunFolder,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="A new or empty folder, or a URL.")],
-    name: Annotated[list[str] | None, typer.Option("--name", help="Of the run's names; repeatable; all.")] = None,
-    shuffle: Annotated[
-        int | None, typer.Option(metavar="SEED", help="In the order of run.batches, not stored.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; what does not fit ends it.")] = None,
-    context: Annotated[
-        int | None, typer.Option(metavar="C", help="Only whole contexts: C tokens of a document.")
-    ] = None,
-    naming: Annotated[str | None, typer.Option(help="tl (TransformerLens hooks) or hf (module paths).")] = None,
-    rows: Annotated[
-        str | None, typer.Option(metavar="FILTER", help="Of the token table: 'position > 0 and not special'.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="ROWS", help="At most so many rows.")] = None,
-    directions: Annotated[
-        bool, typer.Option("--directions", help="Its directions instead: safetensors or gguf.")
-    ] = False,
-    json: Json = False,
+    format: options.Format,
+    run: options.RunFolder,
+    out: options.NewFolder,
+    name: options.Names = None,
+    shuffle: options.Shuffle = None,
+    dtype: options.Dtype = None,
+    context: options.Context = None,
+    naming: options.Naming = None,
+    rows: options.Rows = None,
+    limit: options.Limit = None,
+    directions: options.Directions = False,
+    json: options.Json = False,
 ) -> None:
-    """Writes rows of a run, with their tokens, in a format that other tools read."""
+    """Writes rows of a run, with their tokens, in a format that other tools read; --directions: its directions."""
     from harvest import show
 
     if directions:

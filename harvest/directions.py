@@ -68,7 +68,8 @@ class Named(dict[str, Value]):
         return glance.html(self._what, rows)
 
     def __missing__(self, name: str) -> Value:
-        raise RequestError(f"{self._what}: no {name!r} here; there are {', '.join(self) or 'none'}")
+        near = glance.meant(name, list(self))
+        raise RequestError(f"{self._what}: no {name!r} here; there are {glance.few(list(self))}{near}")
 
 
 def settings_of(run: RunRecord) -> list[DirectionSettings]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from harvest.settings.base import nearest
+
 MOST_ROWS = 40
 """Of a table; the rest is counted."""
 _CELL = "text-align: left; padding: 0.1em 1em 0.1em 0; vertical-align: top"
@@ -45,6 +47,22 @@ def few(names: Sequence[str], most: int = 6) -> str:
     if len(names) <= most:
         return ", ".join(names) or "none"
     return f"{', '.join(names[: most - 1])} ... {names[-1]} ({len(names):,})"
+
+
+def meant(asked: str, names: Sequence[str]) -> str:
+    """`; did you mean residual.29?`: of these names the layer nearest to the one asked for, else the one most like it;
+    nothing where none is."""
+    site, _, layer = str(asked).rpartition(".")
+    layers = [int(name.rpartition(".")[2]) for name in names if _is_layer_of(site, name)]
+    if layers and layer.isdecimal():
+        return f"; did you mean {site}.{min(layers, key=lambda one: abs(one - int(layer)))}?"
+    found = nearest(str(asked), names)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _is_layer_of(site: str, name: str) -> bool:
+    head, _, layer = name.rpartition(".")
+    return head == site and layer.isdecimal()
 
 
 def size(number: float) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from harvest import glance
 from harvest.activations import Activations
+from harvest.best import Best, best_of
 from harvest.directions import Named, Result, compute, stored
 from harvest.errors import RequestError
 from harvest.features import labels_of, pooled_rows
@@ -162,6 +163,17 @@ class Run(RowSet):
             raise RequestError(f"mode = {mode!r}: this run has {', '.join(modes) or 'no directions'}")
         return Named(found, "directions")
 
+    def best(self, direction: str | None = None, mode: str | None = None) -> Best:
+        """The mode and name at which a direction tells its groups apart best, and what it is worth there held out.
+
+        Chosen by folds of the training examples alone, of `mode` or of all the modes; `direction` may be left out where
+        the job has one. Raises RequestError where there was too little to choose by.
+        """
+        found = Named({result.name: result for result in self.direction_results}, "directions")
+        if direction is None and len(found) != 1:
+            raise RequestError(f"best: this run has the directions {', '.join(found) or 'none'}; name one")
+        return best_of(found[next(iter(found)) if direction is None else direction], mode)
+
     @cached_property
     def direction_results(self) -> list[Result]:
         """Every direction with all its modes and its card, in the job's order."""
@@ -186,7 +198,7 @@ class Run(RowSet):
         which document each is. Pools that the run kept (`capture.pool`) are read, others computed from its rows.
         """
         if name not in self.names:
-            raise RequestError(f"name {name!r}: this run has {', '.join(self.names) or 'none'}")
+            raise RequestError(f"name {name!r}: this run has {glance.few(self.names)}{glance.meant(name, self.names)}")
         plan, capture = self.record.plan, self.record.job.get("capture", {})
         found = pooled_rows(
             self.files,

@@ -19,6 +19,7 @@ from harvest import glance
 from harvest.activations import Activations, row_numbers
 from harvest.batches import Batches
 from harvest.errors import RequestError
+from harvest.quote import Quote, quoted, whole
 from harvest.storedrows import TORCH_DTYPES
 from harvest.textsearch import rows_of_text
 from harvest.tokens import TokenRows
@@ -47,9 +48,9 @@ class RowSet(ABC):
         return self._rows
 
     def __getitem__(self, name: str) -> Activations:
-        """The rows of a name. Raises RequestError listing the names where there is no such name."""
+        """The rows of a name. Raises RequestError with the nearest names where there is no such name."""
         if not self._knows(name):
-            raise RequestError(f"name {name!r}: this run has {', '.join(self.names) or 'none'}")
+            raise RequestError(f"name {name!r}: this run has {glance.few(self.names)}{glance.meant(name, self.names)}")
         if name not in self._activations:
             self._refuse_unstored(name)
             self._activations[name] = self._open(name)
@@ -139,11 +140,47 @@ class RowSet(ABC):
 
     def context(self, row: int, before: int = 10, after: int = 10) -> pa.Table:
         """The token table around a row, within its document (of a contrast, within its sequence)."""
-        (at,) = row_numbers(row, len(self), "row")
-        table = self.tokens(slice(max(0, int(at) - before), int(at) + after + 1))
-        here = self.tokens(int(at), [key for key in ("run", "document", "variant") if key in table.column_names])
-        same = [pc.equal(table.column(key), here.column(key)[0]) for key in here.column_names]
-        return table.filter(functools.reduce(pc.and_, same))
+        return self._around(row, before, after)[0]
+
+    def quote(self, row: int, before: int = 10, after: int = 10) -> Quote:
+        """A row as text: what its token spells, and what so many stored tokens of its document spell around it. `str()`
+        of it has the token in brackets.
+
+        Before, token and after joined are the text, as the run's tokenizer spells it. A token that spells no text is
+        its id, `⟨2⟩`; `…` stands where tokens are not stored.
+        """
+        table, at = self._around(row, before, after)
+        document = table.column("document")[at].as_py()
+        return quoted(document, *_places(table), self._pieces(), at)
+
+    def text(self, document: int, variant: int = 0) -> str:
+        """What the stored tokens of a document spell (of a contrast, those of one of its sequences), as in `quote`.
+
+        Raises RequestError where none of its tokens is stored.
+        """
+        if "run" in self._tokens.schema.names:
+            raise RequestError(f"text({document!r}): each run has its own documents; ask each of .runs")
+        rows = self.find(document=document)
+        variants = ["variant"] if "variant" in self._tokens.schema.names else []
+        table = self._tokens.take(["position", "token", *variants], rows)
+        told = table.column("variant").to_numpy() if variants else np.zeros(len(rows), np.int8)
+        table = table.filter(pa.array(told == variant))
+        if not len(table):
+            which = f"{document}, variant={variant!r}" if len(rows) or variants else f"{document}"
+            raise RequestError(f"text({which}): no token of it is stored; documents() says what became of each")
+        return whole(*_places(table), self._pieces())
+
+    def _around(self, row: int, before: int, after: int) -> tuple[pa.Table, int]:
+        """The token table around a row, and which line of it the row is."""
+        for what, count in (("before", before), ("after", after)):
+            if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+                raise RequestError(f"{what} = {count!r}: allowed are whole numbers of at least 0")
+        (at,) = row_numbers(row, len(self), "row").tolist()
+        first = max(0, at - before)
+        table = self.tokens(slice(first, at + after + 1))
+        keys = [table.column(key) for key in ("run", "document", "variant") if key in table.column_names]
+        same = functools.reduce(pc.and_, [pc.equal(key, key[at - first]) for key in keys])
+        return table.filter(same), pc.sum(same.slice(0, at - first)).as_py() or 0
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -213,6 +250,11 @@ class RowSet(ABC):
         if len(np.unique(rows)) != len(rows):
             raise RequestError("where: a row is named twice; every row comes once an epoch")
         return rows
+
+
+def _places(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and ids of the tokens."""
+    return table.column("position").to_numpy(), table.column("token").to_numpy()
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -138,7 +138,7 @@ def on_paper(model: str, names: int, gpus: int, *, in_store: bool) -> tuple[Cost
 
 
 def overview() -> str:
-    """The table of the README."""
+    """The table of the page about scale."""
     columns = (
         "model",
         "names",

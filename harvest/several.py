@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,14 @@ from harvest.tokens import TokenRows
 
 ALIKE = ("fingerprint.model", "fingerprint.adapter", "model.quantization")
 """What the rows of runs that are read as one have in common, beside their names."""
+
+
+@overload
+def open_runs(run: str | Path | Files | Run, storage: Mapping[str, Any] | None = None) -> Run: ...
+
+
+@overload
+def open_runs(run: list[Any] | tuple[Any, ...], storage: Mapping[str, Any] | None = None) -> Run | Runs: ...
 
 
 def open_runs(
@@ -91,7 +99,7 @@ class Runs(RowSet):
     def _pieces(self) -> Sequence[bytes]:
         kinds = {run.record.fingerprint.get("fingerprint.tokenizer") for run in self.runs}
         if len(kinds) > 1:
-            raise RequestError("find(text=...): these runs have different tokenizers; find it in each of them")
+            raise RequestError("tokens as text: these runs have different tokenizers; ask each of .runs")
         return self.runs[0]._pieces()
 
     def _refuse_unstored(self, what: str) -> None:

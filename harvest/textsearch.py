@@ -12,7 +12,7 @@ from harvest.store.ledger import RunRecord
 from harvest.text.pieces import SPECIAL, pieces_of
 from harvest.tokens import TokenRows
 
-GIVE_TOKENS = "give token = an id, or filter tokens() by ids"
+GIVE_TOKENS = "find(token=...) and tokens() go by ids"
 
 
 def rows_of_text(tokens: TokenRows, text: str, pieces: Sequence[bytes], among: np.ndarray | None = None) -> np.ndarray:
@@ -97,10 +97,10 @@ def pieces_of_run(record: RunRecord) -> list[bytes]:
         tokenizer = load_tokenizer(settings, named)
     except (HarvestError, OSError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
-        raise RequestError(f"find(text=...): the run's tokenizer cannot be loaded ({why}); {GIVE_TOKENS}") from None
+        raise RequestError(f"tokens as text: the run's tokenizer cannot be loaded ({why}); {GIVE_TOKENS}") from None
     told = record.fingerprint.get("fingerprint.tokenizer")
     if tokenizer is None or (told is not None and of_tokenizer(tokenizer) != told):
         raise RequestError(
-            f"find(text=...): {named or settings.name} has another tokenizer than the run; {GIVE_TOKENS}"
+            f"tokens as text: {named or settings.name} has another tokenizer than the run; {GIVE_TOKENS}"
         )
     return pieces_of(tokenizer)

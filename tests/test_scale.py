@@ -1,4 +1,4 @@
-"""The model of scale: the longest line decides, more workers never hurt, and the README's figures are its own."""
+"""The model of scale: the longest line decides, more workers never hurt, and the page's figures are its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harvest.scale import Costs, Limits, overview, predict
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs/pages/howto/scale.md").read_text(encoding="utf-8")
 TINY = st.floats(1e-9, 1e-2)
 COSTS = st.builds(
     Costs, model=TINY, read=TINY, write=TINY, cores=TINY, model_shard=TINY, write_shard=TINY, bytes=st.floats(1, 1e5)
@@ -71,13 +71,13 @@ def test_each_limit_binds_where_it_is_small() -> None:
     assert limit(cores=0.01) == "the cores of a node"
 
 
-def test_the_table_of_the_readme_is_the_one_that_the_code_computes() -> None:
-    assert overview() in README.partition("<!-- scale -->")[2]
+def test_the_table_of_the_page_is_the_one_that_the_code_computes() -> None:
+    assert overview() in PAGE.partition("<!-- scale -->")[2]
 
 
-def test_every_figure_of_that_table_follows_from_the_assumptions_that_the_readme_states() -> None:
-    """Recomputed from the figures in the README's own words, without the code."""
-    text = " ".join(README.partition("<!-- scale -->")[0].partition("## How far it scales")[2].split())
+def test_every_figure_of_that_table_follows_from_the_assumptions_that_the_page_states() -> None:
+    """Recomputed from the figures in the page's own words, without the code."""
+    text = " ".join(PAGE.partition("<!-- scale -->")[0].partition("## How far it goes")[2].split())
 
     def stated(pattern: str) -> float:
         found = re.search(pattern, text)

@@ -10,6 +10,11 @@ import typer
 from harvest import __main__ as commands
 from writers.markdown import code, prose, table
 
+HEAD = """# Commands
+
+`harvest COMMAND`, or `python -m harvest COMMAND`; `--help` behind it prints the same. `harvest --version` prints the
+version.
+"""
 STATUS = re.compile(r"(\d+): (.*?)\.(?= \d+:|\n|$)")
 
 
@@ -17,7 +22,7 @@ def page() -> str:
     """Every command with its arguments and options, and what a status means."""
     group: Any = typer.main.get_command(commands.app)
     parts = [
-        "# Commands\n\n`harvest COMMAND`, or `python -m harvest COMMAND`; `--help` behind it prints the same.\n",
+        HEAD,
         *(_command(name, command) for name, command in group.commands.items()),
         "## Exit status\n\n" + table(["status", "meaning"], statuses()),
         "One line on stderr, beginning with `harvest:`, says why a status is not 0.\n",
@@ -45,4 +50,6 @@ def _spelled(option: Any) -> str:
 
 
 def _default(option: Any) -> str:
-    return "off" if option.is_flag else "none" if option.default is None else code(option.default)
+    if isinstance(option.show_default, str):
+        return prose(option.show_default)
+    return "off" if option.is_flag else code(option.default)

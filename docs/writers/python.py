@@ -8,22 +8,23 @@ import harvest
 from writers.markdown import fields, package, prose, table
 
 RETURNED = (
-    "reader.Run",
     "rowset.RowSet",
     "several.Runs",
     "joined.Joined",
-    "activations.Activations",
+    "quote.Quote",
     "batches.Batches",
     "loader.Loader",
     "reduce.moments.NameStatistics",
     "reduce.moments.RowStatistics",
-    "reduce.direction.Direction",
+    "best.Best",
     "reduce.direction.Counts",
     "reduce.direction.Eraser",
     "reduce.evaluate.Evaluation",
     "reduce.evaluate.Figure",
 )
 """Classes of what is returned, in the order in which one meets them."""
+NOT_MADE = ("reader.Run", "activations.Activations", "reduce.direction.Direction")
+"""Public, so that one can name them in annotations and `isinstance`."""
 SHOWN = ("__len__", "__getitem__", "__call__", "__next__")
 """Methods without a name of their own that are told of where they say something."""
 INSIDE = {"activations.Activations": ("empty", "renamed", "over", "gather", "read", "room", "fill", "pick")}
@@ -38,7 +39,7 @@ def page() -> str:
     public = {name: home.removeprefix("harvest.").replace(":", ".") for name, home in harvest._HOME.items()}
     parts = [f"# Python\n\n{HEAD}\n`harvest.__version__` is the version of the package.\n"]
     parts += [_entry(f"harvest.{name}", home) for name, home in public.items()]
-    parts += ["## What they return\n\nNobody makes these by hand.\n"]
+    parts += ["## What they return\n\nNobody makes these by hand, nor a `Run`, `Activations` or a `Direction`.\n"]
     parts += [_entry(path.rpartition(".")[2], path, level=3) for path in RETURNED]
     return "\n".join(parts)
 
@@ -51,7 +52,8 @@ def _entry(title: str, path: str, level: int = 2) -> str:
     bases = [base for base in map(str, found.bases) if base in {one.rpartition(".")[2] for one in RETURNED}]
     also = f"Has what a [{bases[0]}](#{bases[0].lower()}) has, too.\n" if bases else ""
     made = found.members.get("__init__")
-    parts = [f"{'#' * level} {title}\n", _signature(title, made) if made and level == 2 else "", f"{said}\n", also]
+    shown = _signature(title, made) if made and level == 2 and path not in NOT_MADE else ""
+    parts = [f"{'#' * level} {title}\n", shown, f"{said}\n", also]
     rows = [(name, kind, what) for name, kind, what in fields(path) if what or kind]
     parts += [table(["attribute", "type", ""], rows)] if rows else []
     parts += [_method(name, member) for name, member in found.members.items() if _shown(path, name, member)]

@@ -17,11 +17,11 @@ import numpy as np
 import harvest
 from harvest.errors import RequestError
 from harvest.export.folder import Folder
+from harvest.export.known import DIRECTION_FORMATS
 from harvest.reader import Run, open_run
 from harvest.reduce.direction import Direction
 from harvest.reduce.saved import card_bytes, raw_bytes
 
-FORMATS = ("safetensors", "gguf")
 ARCHITECTURE = "controlvector"
 OPENS = {
     "safetensors": 'from safetensors.numpy import load_file; load_file("FILE")   # name -> float64 [d]',
@@ -35,8 +35,8 @@ def export_directions(format: str, run: str, out: str) -> dict[str, Any]:
     Raises RequestError, with nothing written, for another format, for a run without directions, and for `gguf` where
     none is at a residual stream behind block 0.
     """
-    if format not in FORMATS:
-        raise RequestError(f"format {format!r}: with --directions allowed are {', '.join(FORMATS)}")
+    if format not in DIRECTION_FORMATS:
+        raise RequestError(f"format {format!r}: with --directions allowed are {', '.join(DIRECTION_FORMATS)}")
     opened = open_run(run)
     if not opened.direction_results:
         raise RequestError(f"{run}: its job asks for no [[directions]]")

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from harvest.export.format import Format
 
 
+DIRECTION_FORMATS = ("safetensors", "gguf")
+"""Of directions, by --directions."""
+
+
 def format_names() -> tuple[str, ...]:
     """Of all formats, as the command takes them, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(formats.__path__)))

@@ -1,4 +1,4 @@
-"""Which architectures have which sites, as the table of the README: rendered from the table that the code uses."""
+"""Which architectures have which sites, as a table: rendered from the table that the code uses."""
 
 from __future__ import annotations
 

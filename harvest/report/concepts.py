@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from harvest import cards
+from harvest.best import bests
 from harvest.directions import Result, settings_of
 from harvest.errors import HarvestError
 from harvest.examples import keeps_examples
@@ -55,7 +55,7 @@ class Best:
     """Where a mode tells the groups apart best, by folds of the training examples."""
 
     entry: Entry
-    in_folds: float | None
+    in_folds: float
     shuffled: float | None
     """AUROC of directions from shuffled labels."""
 
@@ -109,7 +109,14 @@ def _concept(run: Run, settings: DirectionSettings, result: Result, pieces: Sequ
         for mode, of_mode in result.found.items()
         for at, direction in of_mode.items()
     ]
-    best = tuple(_best(result.card, entries))
+    best = tuple(
+        Best(
+            entry=next(entry for entry in entries if (entry.mode, entry.at) == (one.mode, one.at)),
+            in_folds=one.in_folds,
+            shuffled=one.shuffled,
+        )
+        for one in bests(result)
+    )
     try:
         projected = _projected(run, settings, result, best, pieces)
     except HarvestError as error:
@@ -145,18 +152,6 @@ def _entry(settings: DirectionSettings, mode: str, at: str, direction: Direction
     )
 
 
-def _best(card: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Best]:
-    told = {(entry["mode"], entry["at"]): entry for entry in card["directions"]}
-    for mode, at in card["best"].items():
-        if at is not None:
-            control = card["control"][mode] or {}
-            yield Best(
-                entry=next(entry for entry in entries if (entry.mode, entry.at) == (mode, at)),
-                in_folds=told[mode, at]["cross_validated_auroc"],
-                shuffled=control.get("auroc"),
-            )
-
-
 # ---- held-out examples -------------------------------------------------------------------------------------------
 
 
@@ -165,7 +160,7 @@ def _projected(
 ) -> Projected | str:
     if (why := _why_no_examples(run, settings, best)) is not None:
         return why
-    chosen_mode = max(best, key=lambda one: one.in_folds or 0.0).entry  # nothing held out is looked at
+    chosen_mode = max(best, key=lambda one: one.in_folds).entry  # nothing held out is looked at
     mode, at = chosen_mode.mode, chosen_mode.at
     direction = result.found[mode][at]
     vector = direction.vector

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from harvest.quote import spelled
 from harvest.reader import Run
 
 BEFORE = 120
 AFTER = 24
 """Stored tokens shown before and after the one where the state is read."""
-SPECIAL = b"\xff"
-"""Of a token that spells no text, as harvest.text.pieces has it."""
 _SHOWN = {ord("\n"): "↵", ord("\t"): "→", **dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "·")}
 """Control characters, which a page cannot hold or would hide."""
 
@@ -76,21 +74,9 @@ def shown_document(
         group=group,
         along=along,
         tokens=tuple(
-            ShownToken(text=text, position=place, along=value)
+            ShownToken(text=text.translate(_SHOWN), position=place, along=value)
             for text, place, value in zip(texts, positions[start:stop].tolist(), values.tolist())
         ),
         gap_before=start > 0,
         gap_after=stop < len(rows),
     )
-
-
-def spelled(ids: Sequence[int], pieces: Sequence[bytes] | None) -> Iterator[str]:
-    """The text of each token; a letter that several tokens make together stands at its last one."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for token in ids:
-        piece = pieces[token] if pieces is not None and 0 <= token < len(pieces) else SPECIAL
-        if piece == SPECIAL:
-            decoder.reset()
-            yield f"⟨{token}⟩"
-        else:
-            yield decoder.decode(piece).translate(_SHOWN)

@@ -52,7 +52,7 @@ def _pieces(run: Run, pieces: Pieces | None) -> tuple[Sequence[bytes] | None, st
     try:
         found = pieces_of_run(run.record) if pieces is None else pieces()
     except HarvestError as error:
-        return None, str(error).removeprefix("find(text=...): ").partition(";")[0]
+        return None, str(error).removeprefix("tokens as text: ").partition(";")[0]
     return found, "the run has no tokenizer" if found is None else None
 
 

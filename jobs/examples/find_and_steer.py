@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,18 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for at, direction in found.items():
         print(f"{at:<18}  {direction.evaluation.auroc!s:<18}  {direction.evaluation.accuracy}")
 
-    card = json.loads((Path(run.path) / f"directions/{given.direction}.json").read_text())
-    best, control = card["best"][given.mode], card["control"][given.mode]
-    if best is None or control["auroc"] is None:
-        raise SystemExit("too few documents to choose a place by; a larger data.sample gives more")
-    print(f"\nbest in folds of the training part: {best}; with shuffled labels {control['auroc']:.2f} held out")
-    print(found[best])
+    best = run.best(given.direction, given.mode)
+    if best.shuffled is None:
+        raise SystemExit("too few documents are held out to judge it by; a larger data.sample gives more")
+    print(f"\nbest in folds of the training part: {best.at}; with shuffled labels {best.shuffled:.2f} held out")
+    print(best.direction)
 
     model, tokenizer = load(tomllib.loads(Path(given.job).read_text())["model"]["name"])
     for prompt in given.prompt or PROMPTS:
         print(f"\n{prompt}")
         for scale in (given.scale, 0.0, -given.scale):
-            with harvest.steer(model, {best: found[best]}, scale, positions="generated"):
+            with harvest.steer(model, {best.at: best.direction}, scale, positions="generated"):
                 print(f"{scale:+6.1f}  ... {written(model, tokenizer, prompt, given.tokens)}")
 
 

@@ -10,16 +10,13 @@ so that any number of them fits.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 
 import harvest
 
@@ -28,25 +25,12 @@ SHOWN = ["label", "text"]
 """Columns of the data, of each document that is shown."""
 
 
-def load_tokenizer(name: str) -> Any:
-    """By hub id or folder, or of a `.gguf` file that a package carries, as in a job."""
-    if not name.startswith("package:"):
-        return AutoTokenizer.from_pretrained(name)
-    package, file = name.removeprefix("package:").split("/", 1)
-    (folder,) = importlib.util.find_spec(package).submodule_search_locations
-    return AutoTokenizer.from_pretrained(folder, gguf_file=file)
+def quoted(run: harvest.Run, row: int) -> str:
+    """The text around a row on one line, its own token in brackets."""
+    return " ".join(str(run.quote(int(row), before=10, after=4)).split())
 
 
-def quoted(run: Any, tokenizer: Any, row: int, before: int = 10, after: int = 4) -> str:
-    """The text around a row, its own token in brackets."""
-    table = run.context(row, before, after)
-    own = run.tokens(rows=int(row), columns=["position"]).column("position")[0]
-    pieces = [tokenizer.decode([token]) for token in table.column("token").to_pylist()]
-    at = table.column("position").to_pylist().index(own.as_py())
-    return " ".join("".join([*pieces[:at], f"[{pieces[at]}]", *pieces[at + 1 :]]).split())
-
-
-def nearest(run: Any, name: str, row: int, among: np.ndarray, most: int) -> list[tuple[float, int]]:
+def nearest(run: harvest.Run, name: str, row: int, among: np.ndarray, most: int) -> list[tuple[float, int]]:
     """(cosine, row) of the rows of a mask that lie closest to one row, away from the mean of all of them."""
     mean = torch.cat([x for x, _ in zip(run.batches(name, where=among, dtype="float32"), range(4))]).mean(0)
     wanted = torch.nn.functional.normalize(run[name][[row]].float() - mean)[0]
@@ -72,19 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not {*SHOWN} <= {*told.get("data", {}).get("keep", [])}:
         raise SystemExit(f"{given.job}: what is shown of a document has to be kept: data.keep = {json.dumps(SHOWN)}")
     run = harvest.run(given.job)
-    tokenizer = load_tokenizer(told["model"]["name"])
     rows = run.find(text=given.text)
     keys = run.tokens(columns=["document", "position"])
     documents, positions = (keys.column(column).to_numpy() for column in keys.column_names)
     print(f"{given.text!r}: {len(rows)} rows in {len(set(documents[rows]))} documents")
     for row in rows[: given.most]:
         norm = run[given.name][int(row)].float().norm()
-        print(f"  row {row:6}, norm {norm:5.0f}  {quoted(run, tokenizer, row)}")
+        print(f"  row {row:6}, norm {norm:5.0f}  {quoted(run, row)}")
 
     print(f"\nnearest to row {rows[0]} in other documents, at {given.name}")
     others = (documents != documents[rows[0]]) & (positions > 0)  # first tokens are the attention's parking place
     for cosine, row in nearest(run, given.name, int(rows[0]), others, given.most):
-        print(f"  row {row:6}, cosine {cosine:.2f}  {quoted(run, tokenizer, row)}")
+        print(f"  row {row:6}, cosine {cosine:.2f}  {quoted(run, row)}")
 
     direction = run.directions()[given.direction][given.name]
     pooled, about = run.features(given.name, "mean", labels=["document", *SHOWN])

@@ -72,13 +72,18 @@ def test_the_settings_without_a_default_are_those_that_the_first_page_names() ->
 
 
 def test_messages_of_each_kind_of_trouble_are_explained() -> None:
-    assert len(messages()) >= 10
+    page = (SITE / "troubleshooting.md").read_text(encoding="utf-8")
+    for kind in ("data", "model", "run", "Reading", "Room", "Directions", "Damage", "Exports", "Stores", "Clusters"):
+        section = re.search(rf"^## (?:The )?{kind}\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
+        assert section is not None, kind
+        assert re.search(r"^(`.*`\n\n:   |harvest: )", section[1], flags=re.MULTILINE), kind
+    assert len(messages()) + page.count("\nharvest: ") >= 40
 
 
 def settings(page: Path) -> Iterator[tuple[str, str]]:
     for code in quoted(page):
         for one in re.split(r", | and ", code):
-            if (match := re.fullmatch(r"([a-z]+)\.([a-z_]+)(?: = .*)?", one)) and match[2] != "parquet":
+            if (match := re.fullmatch(r"([a-z]+)\.([a-z_]+)(?: = .*)?", one)) and match[2] not in ("parquet", "json"):
                 yield match[1], match[2]
 
 
@@ -86,7 +91,7 @@ def settings(page: Path) -> Iterator[tuple[str, str]]:
 def test_every_setting_that_a_page_names_exists(page: Path) -> None:
     for table, key in settings(page):
         if table in TABLES and (table, key) != ("model", "layers"):
-            known = TABLES[table] | (set(dir(Run)) if table == "run" else set())
+            known = TABLES[table] | ({*dir(Run), "names"} if table == "run" else set())
             assert key in known, f"{table}.{key}"
 
 

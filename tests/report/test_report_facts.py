@@ -14,11 +14,11 @@ from reportcase import DIRECTION, records, run
 from tiny import tiny_llama
 
 import harvest
+from harvest.quote import spelled
 from harvest.report.concepts import Projected
 from harvest.report.health import massive_dimensions
 from harvest.report.page import Facts
 from harvest.report.positions import PositionNorms, chosen_names, evenly
-from harvest.report.texts import spelled
 from harvest.report.work import work
 from harvest.report.write import facts_of
 from harvest.store.layout import attempt_name, parse_attempt
@@ -207,7 +207,7 @@ def test_values_that_are_no_numbers_are_counted_by_name(tmp_path: Path) -> None:
 
 def test_tokens_are_spelled_with_letters_of_several_tokens_at_their_last_one() -> None:
     pieces = [b"a", "é".encode()[:1], "é".encode()[1:], b"\xff", b"\n\x00", "漢".encode()]
-    assert list(spelled([0, 1, 2, 3, 4, 5, 9], pieces)) == ["a", "", "é", "⟨3⟩", "↵·", "漢", "⟨9⟩"]
+    assert list(spelled([0, 1, 2, 3, 4, 5, 9], pieces)) == ["a", "", "é", "⟨3⟩", "\n\x00", "漢", "⟨9⟩"]
     assert list(spelled([1, 0], pieces)) == ["", "\ufffda"]
     assert list(spelled([7, 8], None)) == ["⟨7⟩", "⟨8⟩"]
 
@@ -220,3 +220,10 @@ def test_a_few_layers_stand_for_all() -> None:
     assert evenly(3, 8) == [0, 1, 2]
     assert evenly(0, 8) == []
     assert evenly(1000, 2) == [0, 999]
+
+
+@pytest.mark.parametrize(("piece", "sign"), [(b"\n", "↵"), (b"\t", "→"), (b"\x07", "·"), (b"a", "a")])
+def test_control_characters_are_shown_as_signs(folder: Path, piece: bytes, sign: str) -> None:
+    (concept,) = facts_of(harvest.open(folder), lambda: [piece] * 300).concepts
+    assert isinstance(concept.projected, Projected)
+    assert {token.text for one in concept.projected.most for token in one.tokens} == {sign}

@@ -92,7 +92,7 @@ def test_a_run_whose_tokenizer_is_gone_changed_or_never_was_says_so(path: Path, 
     harvest.run(
         job(tmp_path / "ids", data={"ids": "ids"}), model=tiny_llama(layers=1), data=[{"ids": [5, 6]}], tokenizer=None
     )
-    with pytest.raises(RequestError, match=r"find\(text=...\): .*give token = an id"):
+    with pytest.raises(RequestError, match=r"tokens as text: .*find\(token=\.\.\.\) and tokens\(\) go by ids"):
         harvest.open(tmp_path / "ids").find(text="a")
     folder = path.parent / "model"
     saved = {file: file.read_bytes() for file in folder.iterdir()}
