@@ -32,6 +32,10 @@ INK, GRID, *SERIES = [f"#0a0b{number:02x}" for number in range(10)]
 MARKERS = "osD^vPX*"
 BANDS = ((0.01, 0.99, 0.12), (0.05, 0.95, 0.16), (0.25, 0.75, 0.22))
 """Shares of rows between which a band lies, and how dark it is."""
+TICK_CHARACTERS = 42
+"""Below a chart, side by side."""
+LEGEND_CHARACTERS = 26
+"""Of a label beside another one; twice as many have a line for themselves."""
 STEPS = (1, 2, 4, 5, 10, 20, 50, 100)
 """Layers from one tick to the next."""
 STYLE: dict[Any, Any] = {
@@ -94,10 +98,11 @@ class Charts:
         def draw(axes: Axes) -> None:
             for number, (name, values) in enumerate(norms.norms.items()):
                 _line(axes, x, values, number, name)
-            labels = [str(a) if a == b else f"{a}-{b}" for a, b in norms.ranges]
-            step = max(1, -(-len(labels) // 6))
+            labels = [str(first) for first, _ in norms.ranges]
+            room = TICK_CHARACTERS // (len(labels[-1]) + 2)
+            step = max(1, -(-len(labels) // room))
             axes.set_xticks(x[::step], labels[::step])
-            axes.set_xlabel("position in the document")
+            axes.set_xlabel("position in the document (the first of each range)")
             axes.set_ylabel("mean norm")
             _scale(axes, [value for values in norms.norms.values() for value in values])
 
@@ -136,6 +141,7 @@ class Charts:
                 axes.hist(values, bins.tolist(), color=SERIES[number], alpha=0.45, label=told, histtype="stepfilled")
             if found.midpoint is not None:
                 axes.axvline(found.midpoint, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="midpoint")
+            axes.locator_params(axis="x", nbins=6)
             axes.set_xlabel("projection")
             axes.set_ylabel("held-out examples")
 
@@ -149,10 +155,11 @@ class Charts:
             axes = figure.add_subplot()
             axes.patch.set_alpha(0.0)
             draw(axes)
-            labels = len(axes.get_legend_handles_labels()[1])
-            rows = -(-labels // 2)
+            lines, labels = axes.get_legend_handles_labels()
+            columns = 1 if any(len(label) > LEGEND_CHARACTERS for label in labels) else 2
+            rows = -(-len(labels) // columns)
             if rows:
-                figure.legend(loc="lower center", ncols=2)
+                figure.legend(lines, [_shortened(label) for label in labels], loc="lower center", ncols=columns)
             figure.subplots_adjust(left=0.16, right=0.97, top=0.96, bottom=0.17 + 0.065 * rows)
             drawn = io.StringIO()
             about = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -164,6 +171,11 @@ def _line(axes: Axes, x: Sequence[float] | np.ndarray, y: Sequence[float | None]
     few = len(x) < 40
     values = np.array(y, np.float64)  # None is NaN
     axes.plot(x, values, color=SERIES[number % 8], marker=MARKERS[number % 8] if few else None, label=label)
+
+
+def _shortened(label: str, most: int = 2 * LEGEND_CHARACTERS) -> str:
+    """A long name without its middle; where it begins and ends says which one it is."""
+    return label if len(label) <= most else f"{label[: most // 2]}…{label[1 - most // 2 :]}"
 
 
 def _layers(axes: Axes, layers: Sequence[int]) -> None:

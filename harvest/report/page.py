@@ -29,6 +29,8 @@ MOST_CHARTS = 6
 """Of norms by layer, and for each direction of AUROC by layer."""
 MOST_DRAWN = 8
 """Directions with charts."""
+MOST_ROWS = 14
+"""Of a table that shows them all at once, as page.css limits its height."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ def page(facts: Facts) -> str:
         concepts=[_shown(charts, one, drawn=number < MOST_DRAWN) for number, one in enumerate(concepts)],
         concepts_note=facts.concepts if isinstance(facts.concepts, str) else None,
         most_entries=MOST_ENTRIES,
+        most_rows=MOST_ROWS,
         no_pieces=facts.no_pieces,
         variants=facts.variants,
     )

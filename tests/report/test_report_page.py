@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -20,6 +21,7 @@ from harvest.__main__ import app
 from harvest.errors import RequestError
 from harvest.report.charts import Charts
 from harvest.report.health import NameHealth
+from harvest.report.positions import PositionNorms, _edges
 from harvest.report.write import write_report
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
@@ -312,3 +314,26 @@ def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -
         write_report(found, tmp_path)
     with pytest.raises(RequestError, match="is not a run"):
         app(["report", str(tmp_path)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("last", [0, 5, 100, 5_000, 1_000_000])
+def test_labels_of_positions_leave_room_between_them(last: int) -> None:
+    edges = _edges(last)
+    ranges = tuple((int(a), int(b) - 1) for a, b in itertools.pairwise(edges))
+    norms = PositionNorms(ranges=ranges, norms={"residual.0": tuple(range(1, len(ranges) + 1))}, rows=9, shards=1)
+    svg = Charts().norms_by_position(norms).svg
+    labels = re.findall(r'id="c1-xtick_\d+">.*?<text[^>]*>([^<]+)</text>', svg, flags=re.DOTALL)
+    assert labels[0] == "0"
+    assert {*labels} <= {str(first) for first, _ in ranges}
+    assert len(labels) >= min(len(ranges), 4)
+    assert sum(map(len, labels)) + 2 * len(labels) <= 42
+
+
+def test_a_long_name_is_shown_by_its_ends_and_does_not_leave_the_chart() -> None:
+    name = f"module:model.layers.7.{'deep.' * 20}proj"
+    norms = PositionNorms(ranges=((0, 0), (1, 1)), norms={name: (1.0, 2.0)}, rows=2, shards=1)
+    svg = Charts().norms_by_position(norms).svg
+    (shown,) = re.findall(r"<text[^>]*>(module:[^<]+)</text>", svg)
+    assert len(shown) <= 52
+    assert shown.startswith("module:model.layers.7.")
+    assert shown.endswith("deep.proj")
