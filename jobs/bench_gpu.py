@@ -5,7 +5,7 @@
 
 For a bare machine that has torch and transformers: the model is made from a configuration with random weights, so
 nothing is downloaded, and `harvest` is taken from the checkout that this file is in. What the pipeline needs beyond
-(pydantic, pyarrow, google-crc32c, threadpoolctl) is installed there, or carried as a folder of wheels, which
+(pydantic, pyarrow, gguf, google-crc32c, threadpoolctl) is installed there, or carried as a folder of wheels, which
 `make .peers/wheels/installed` fills for this machine's kind of Python; they are unpacked into a temporary folder.
 """
 

@@ -243,6 +243,57 @@ def gpu(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd="/")
 
 
+BARE = """
+import importlib.metadata, re, runpy, sys
+from importlib.machinery import PathFinder
+
+def needs(name, into):
+    key = re.sub("[-_.]+", "-", name).lower()
+    if key not in into:
+        try:
+            lines = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            return
+        into.add(key)
+        for line in lines:
+            if "extra ==" not in line:
+                needs(re.match("[A-Za-z0-9._-]+", line)[0], into)
+
+there = set()
+for name in ["torch", "transformers"]:
+    needs(name, there)
+there |= set(sys.argv.pop(1).split())
+packages = importlib.metadata.packages_distributions()
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, module, path=None, target=None):
+        homes = {re.sub("[-_.]+", "-", home).lower() for home in packages.get(module, ())}
+        return None if homes and not homes & {*there, "harvest"} else PathFinder.find_spec(module, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+sys.argv.pop(0)
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script as if nothing were installed but torch, transformers, what they need, and the packages that are named."""
+
+
+def carried() -> str:
+    """What `make .peers/wheels/installed` fetches."""
+    recipe = (ROOT / "Makefile").read_text().split("--dest .peers/wheels", 1)[1].split("\ttouch", 1)[0]
+    return recipe.replace("\\\n", " ").replace("_", "-")
+
+
+def test_the_gpu_benchmark_runs_tiny_with_nothing_but_torch_transformers_and_what_is_carried() -> None:
+    script = str(ROOT / "jobs/bench_gpu.py")
+    options = ["--pairs", "1", "--threads", "1", "--json", "--device", "cpu", "--tiny", "--only", "stored / limit"]
+    command = [sys.executable, "-c", BARE, carried(), script, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [json.loads(line)["failed"] for line in done.stdout.splitlines()] == [False]
+
+
 def test_the_gpu_benchmark_runs_tiny_on_a_cpu() -> None:
     done = gpu("--device", "cpu", "--tiny")
     assert done.returncode == 0, done.stderr
