@@ -276,7 +276,7 @@ sys.argv.pop(0)
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a script as if nothing were installed but torch, transformers, what they need, and the packages that are named."""
+"""Runs a script as if nothing were installed but torch, transformers, what they need, and the packages named first."""
 
 
 def carried() -> str:
