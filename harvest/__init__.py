@@ -26,7 +26,9 @@ if TYPE_CHECKING:  # what _HOME says, for editors and type checkers
     from harvest.reduce.accumulate import concept_direction as concept_direction
     from harvest.reduce.direction import Direction as Direction
     from harvest.runtime.coordinate import run as run
-    from harvest.several import open_runs as open  # noqa: F401  # ruff knows names that stay the same alone
+    from harvest.several import open_runs
+
+    open = open_runs
 
 __version__ = "0.1.0"
 

@@ -41,10 +41,14 @@ def seen_by_checkers() -> dict[str, str]:
         for node in ast.parse((ROOT / "harvest/__init__.py").read_text()).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
-    found = {}
+    found: dict[str, str] = {}
     for node in block.body:
-        assert isinstance(node, ast.ImportFrom)
-        found |= {alias.asname or "": f"{node.module}:{alias.name}" for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+        else:
+            assert isinstance(node, ast.Assign)
+            name, source = map(ast.unparse, (node.targets[0], node.value))
+            found[name] = found.pop(source)
     return found
 
 

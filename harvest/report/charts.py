@@ -142,6 +142,7 @@ class Charts:
             if found.midpoint is not None:
                 axes.axvline(found.midpoint, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="midpoint")
             axes.locator_params(axis="x", nbins=6)
+            axes.locator_params(axis="y", integer=True)
             axes.set_xlabel("projection")
             axes.set_ylabel("held-out examples")
 

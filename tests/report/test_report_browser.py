@@ -150,6 +150,7 @@ def test_a_table_that_goes_on_has_a_shadow_where_it_does_and_says_so(
     page.show(many, width=1280, dark=dark)
     table = "document.querySelector('#health .scroll')"
     assert page.value(f"{table}.scrollHeight > 2 * {table}.clientHeight")
+    assert page.value(f"{table}.scrollWidth == {table}.clientWidth"), "every column is seen on a desk"
     assert page.value(f"{table}.previousElementSibling.textContent") == "300 names, a line each; the table scrolls."
     ends = [shade(page, table, end, tmp_path) for end in ("0", "1e6")]
     assert ends[0] > 20, "more below"
