@@ -26,6 +26,8 @@ from harvest.text.tokenise import Tokeniser
 
 WHOLE_BYTES = 32 * 2**20
 """Files of at most so many bytes together are read whole."""
+PASSED = 0.1
+"""What passing over a document costs, which the sample leaves out, of reading it."""
 PICKED = 512
 """Documents that are tokenised, evenly spread."""
 LONGEST = 16
@@ -81,7 +83,7 @@ def of_whole(job: Job, source: Source, tokeniser: Tokeniser, documents: int, con
     parts = reached(job, source)
     size = sum(os.path.getsize(file.path) * stop / max(1, file.rows or 0) for file, stop in parts)
     try:
-        if size <= WHOLE_BYTES:
+        if max(PASSED, job.data.sample or 1.0) * size <= WHOLE_BYTES:
             most = len(job.data.columns) * context if job.tokens.long == "truncate" else None
             return _by_lengths(job, source, tokeniser, parts, documents, most)
         return _by_places(job, source, tokeniser, parts, documents)

@@ -141,6 +141,21 @@ def test_large_files_are_judged_from_places_all_over_them(tmp_path: Path, monkey
         assert found.documents <= 64 * 8
 
 
+def test_a_small_sample_of_a_large_file_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["x" * (i % 300) for i in range(5000)]
+    path = written(tmp_path, texts)
+    monkeypatch.setattr("harvest.totals.WHOLE_BYTES", path.stat().st_size // 5)
+    for sample, judged in ((0.05, "all"), (0.5, "places")):
+        job = job_of(path, sample=sample)
+        source = open_source(job.data, ["text"])
+        kept = [row.values["text"] for row in source.rows(0, 0, 5000)]
+        found = of_whole(job, source, Bytes(), len(kept), 2048)  # type: ignore[arg-type]
+        assert found is not None
+        assert found.judged == judged
+        true = sum(len(text) + 1 for text in kept)
+        assert abs(found.tokens - true) <= (found.spread or 0.0)
+
+
 def test_places_are_far_apart_however_early_one_stops() -> None:
     assert sorted(_spread(64)) == list(range(64))
     for count in (2, 4, 8, 16, 32):
