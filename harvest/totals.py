@@ -36,7 +36,7 @@ CHARACTERS = 2**20
 """Of the first kind together, and of the second: more would take seconds."""
 PLACES, AT_EACH = 64, 8
 """Of large files: where, and how many documents at each."""
-LEAST_PLACES, SECONDS = 16, 3.0
+LEAST_PLACES, SECONDS = 16, 1.5
 """After so long, so many places do."""
 UNSEEN = 0.25
 """How far off the tokens of a length may be, as a share, where no document of it was tokenised, or fewer than FEW."""
