@@ -111,7 +111,8 @@ def _by_place(direction: Mapping[str, Any], names: Sequence[Name], *, chosen: bo
     lacking = sorted(wanted - set(found))
     if not wanted & set(found) or (chosen and lacking):
         raise RequestError(
-            f"direction: none at {(lacking or sorted(wanted))[0]}; there are {', '.join(found) or 'none'}"
+            f"direction: none at {(lacking or sorted(wanted))[0]}, which sites and layers ask for; "
+            f"there are {', '.join(found) or 'none'}"
         )
     return {name: value for name, value in found.items() if name in wanted}
 
