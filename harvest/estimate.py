@@ -61,6 +61,8 @@ class Estimate:
     """As in Totals: from how much of the data the tokens are judged."""
     judged_documents: int
     """From so many documents that were tokenised."""
+    tokens_each: float
+    """Of the first documents, on average; nothing else is known where nobody knows how many there are."""
     rows: int | None
     shards: int | None
     bytes_per_row: int
@@ -164,6 +166,7 @@ def totals_of(
 def estimate(
     job: Job,
     source: Source,
+    probe: Probe,
     totals: Totals | None,
     *,
     shard_documents: int,
@@ -193,7 +196,8 @@ def estimate(
         tokens_low=low,
         tokens_high=high,
         judged=None if totals is None else totals.judged,
-        judged_documents=0 if totals is None else totals.documents,
+        judged_documents=probe.documents if totals is None else totals.documents,
+        tokens_each=probe.tokens / max(1, probe.documents),
         rows=rows,
         shards=shards,
         bytes_per_row=bytes_per_row,

@@ -165,6 +165,7 @@ def make_plan(
         estimate=estimate(
             job,
             source,
+            probe,
             # A worker is told with each shard what its coordinator has counted, and estimates nothing.
             totals_of(job, source, tokeniser, probe, found.context, closely=not known),
             shard_documents=resolved.shard_documents,

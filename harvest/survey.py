@@ -175,7 +175,8 @@ def judged(estimate: Estimate) -> str:
     """The tokens, and how surely."""
     tokens, low, high = estimate.tokens, estimate.tokens_low, estimate.tokens_high
     if tokens is None:
-        return "an unknown number"
+        first = f"the first {estimate.judged_documents:,} documents"
+        return f"an unknown number, about {estimate.tokens_each:,.0f} a document by {first}"
     if estimate.judged == "all":
         return f"{tokens:,}"
     if low is None or high is None:
