@@ -81,6 +81,10 @@ class RowSet(ABC):
         """Concept directions. Raises RequestError for several runs."""
         raise RequestError("directions: each run has its own; ask each of .runs")
 
+    def best(self, direction: str | None = None, mode: str | None = None) -> Any:
+        """Where a direction is best. Raises RequestError for several runs."""
+        raise RequestError("best: each run has its own directions; ask each of .runs")
+
     # ---- tables --------------------------------------------------------------------------------------------------
 
     def tokens(

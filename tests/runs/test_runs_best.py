@@ -72,6 +72,8 @@ def test_without_a_name_it_is_the_only_direction_and_of_several_none(run: harves
         run.best("tone", "leace")
     alone = harvested(tmp_path / "alone", [asked()])
     assert repr(alone.best()) == repr(alone.best("tone"))
+    with pytest.raises(RequestError, match="best: each run has its own directions"):
+        harvest.open([run, harvested(tmp_path / "second", [asked()])]).best("tone")
 
 
 def test_where_there_is_nothing_to_choose_by_that_is_said(tmp_path: Path) -> None:
