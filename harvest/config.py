@@ -199,7 +199,7 @@ def _refuse_unwritable(value: Any, where: str = "") -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise RequestError(f"a job holds text, numbers, lists and tables; {type(value).__name__} is none of them")
+    raise TypeError(f"{type(value).__name__} is none of them")
 
 
 def _override(settings: dict[str, Any], override: str) -> None:

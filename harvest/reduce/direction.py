@@ -204,8 +204,7 @@ def of_sums(state: ConceptState, mode: str, unmatched: str = "error") -> Directi
     Pairs whose partner never came are refused in `paired_rejection` (RequestError), or with `unmatched = "count"` left
     out and counted; the other two modes count them in.
     """
-    if mode not in SUMS:
-        raise RequestError(f"mode = {mode!r}: allowed are {', '.join(SUMS)}")
+    assert mode in SUMS, mode
     a, b = (state.a, state.b) if mode == "paired_rejection" else with_waiting(state)
     counts = _counts(state, a, b)
     if mode == "paired_rejection":

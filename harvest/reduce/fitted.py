@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from harvest.errors import RequestError
-from harvest.reduce.direction import EXAMPLES, MODES, Direction, Eraser, defined, refuse_unmatched, undefined
+from harvest.reduce.direction import EXAMPLES, Direction, Eraser, defined, refuse_unmatched, undefined
 from harvest.reduce.examples import Examples
 from harvest.reduce.labels import A
 from harvest.reduce.logistic import logistic
@@ -35,15 +34,14 @@ class Fit:
 
 
 def fit(examples: Examples, mode: str, unmatched: str = "error") -> Direction:
-    """The direction of one of EXAMPLES. Raises RequestError for another mode, and for `pca` as `paired_rejection` does.
+    """The direction of one of EXAMPLES. Raises RequestError for `pca` as `paired_rejection` does.
 
     whitened: S^-1 (mean A - mean B), S the covariance within the groups, shrunk towards its mean variance by the share
     of Ledoit and Wolf (2004). pca: first component of the pairs' differences, not centred; without pairs, of all rows
     around the middle of the two means, each group weighing half. leace: Belrose et al. (2023); the vector is what it
     removes. logistic: scikit-learn's, see logistic.py.
     """
-    if mode not in EXAMPLES:
-        raise RequestError(f"mode = {mode!r}: allowed are {', '.join(MODES)}")
+    assert mode in EXAMPLES, mode
     counts = examples.counts
     why = examples.obstacle
     if why is not None:

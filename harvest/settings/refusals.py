@@ -54,11 +54,13 @@ def one_line(errors: list[Any], job: type[BaseModel], settings: Any) -> str:
 
 def _own_words(where: str, text: str, value: Any) -> str:
     """What a validator of ours says: of a value, or of one setting of a table, which begins it."""
+    if text.startswith("direction "):  # says itself which
+        return text
     told = re.match(r"([\w.-]+)(: | = )", text)
     if isinstance(value, Mapping):
         inside = where and told is not None and (told[1].partition(".")[0] in value or told[1] == "tokens")
         return f"{where}{'.' if inside else ': '}{text}".removeprefix(": ")
-    return text if text.startswith("direction ") else f"{where} = {shown(value)}: {text}"
+    return f"{where} = {shown(value)}: {text}"
 
 
 def _unknown(path: list[Any], job: type[BaseModel], *, table: bool) -> str:
