@@ -88,7 +88,7 @@ class Writer:
 
 
 class Folder:
-    """As a context manager it removes what it wrote when the block fails."""
+    """As a context manager it removes what it wrote when the block fails, unless only its name is still to come."""
 
     def __init__(self, out: str, run: Files) -> None:
         """Looks only. Raises RequestError for an OUT that cannot be used: taken, unfinished, within the run."""
@@ -103,6 +103,8 @@ class Folder:
         if self._target.local:
             self._files = open_files(self._target.url + SUFFIX, setting="out")
         self._written: dict[str, Writer] = {}
+        self._whole = False
+        """Everything is written; what is left is the folder's name."""
         self.bytes = 0
         """Written so far."""
         self.advanced: Callable[[int], None] = lambda written: None
@@ -142,7 +144,7 @@ class Folder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+        if kind is not None and not self._whole:
             self._remove()
 
     def open(self, path: str) -> Writer:
@@ -179,6 +181,7 @@ class Folder:
             if held != writer.bytes:
                 raise WorkError(f"{self._files.url}/{path}: {writer.bytes} bytes were written, the store holds {held}")
         self._files.delete(UNFINISHED)
+        self._whole = True
         if self._target.local:
             _rename(self._files.url, self._target.url)
 
@@ -207,7 +210,7 @@ def _rename(source: str, target: str) -> None:
     try:
         os.rename(source, target)
     except OSError as error:
-        raise WorkError(f"{source} is complete, but cannot become {target}: {error.strerror}") from None
+        raise WorkError(f"{source} is complete, but cannot become {target}: {error.strerror}; rename it") from None
     _sync(os.path.dirname(target))
 
 
