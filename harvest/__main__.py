@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -80,6 +81,7 @@ def run(job: options.JobFile, overrides: options.Overrides = None, json: options
         from harvest.runtime import coordinate
 
         observer = _observer() if told is None else told
+        _say_when_stopped(observer)
         found = coordinate.run(request, observer=observer, begin=_BEGIN)
         shown = show.run(found)
         if told is None:
@@ -252,6 +254,21 @@ def _observer() -> Any:
     return person(sys.stderr)
 
 
+def _say_when_stopped(observer: Any) -> None:
+    """An interrupt is answered at once; what ends the work then takes a while. The next one is Python's own again."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(number: int, frame: Any) -> None:
+        for one in numbers:
+            signal.signal(one, signal.default_int_handler)
+        with contextlib.suppress(RuntimeError):  # it came while a line was being written
+            observer.stopping()
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, stop)
+
+
 def _print(shown: Any, json: bool) -> None:
     """`shown` has `.text` for people and `.data` for programs."""
     import json as encoder
@@ -298,7 +315,8 @@ def _status(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return int(ended.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        return _say(*ending(KeyboardInterrupt()))
+        text, status = ending(KeyboardInterrupt())
+        return _say(f"{text}: {shlex.join(['harvest', *arguments])}" if arguments[:1] == ["run"] else text, status)
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of click, which typer carries inside or beside itself
             return _say(_split_setting(arguments) or _usage(error), 2)

@@ -160,7 +160,7 @@ def status(status: Mapping[str, Any]) -> Shown:
     rows = [
         ("run", f"{status['run']}: {status['state']}"),
         ("shards", f"{status['committed']} committed, {_count(status['missing'])} missing"),
-        ("running", ", ".join(status["running"]) or "none"),
+        ("running", ", ".join(status["running"]) or _doing(status["worker"])),
         ("failed", "; ".join(status["failed"].values()) or "none"),
         ("documents", f"{status['documents']:,} of {_count(status['expected_documents'])}"),
         ("skipped", ", ".join(f"{count:,} {reason}" for reason, count in status["skipped"].items()) or "none"),
@@ -172,11 +172,17 @@ def status(status: Mapping[str, Any]) -> Shown:
     ]
     if status["worker"]:
         worker = status["worker"]
-        rows.append(
-            ("at work", f"pid {worker['pid']} on {worker['host']}, heard of {worker['seconds_since_heartbeat']} s ago")
-        )
+        heard = f"heard of {worker['seconds_since_heartbeat']} s ago"
+        rows.append(("at work", f"pid {worker['pid']} on {worker['host']}, {heard}"))
     spent: Stages | None = status["stages"]
     return Shown(_table(rows) + _below(spent), {**status, "stages": None if spent is None else spent.data()})
+
+
+def _doing(worker: Mapping[str, Any] | None) -> str:
+    """Where no shard is under way."""
+    if not worker or not worker["doing"]:
+        return "none"
+    return f"none yet: {worker['doing']}, for {worker['doing_seconds']:.0f} s"
 
 
 def _forward(status: Mapping[str, Any]) -> str:

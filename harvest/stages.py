@@ -31,6 +31,7 @@ ORDER = ("read", "check", "forward", "copy", "reduce", "write", "pool", "finish"
 """As a shard meets them."""
 OPTIONAL = ("check", "pool")
 """Not shown where no time went into them."""
+OTHER = "between the stages: batches and shards begun, progress told"
 WHOLE = "worker"
 T = TypeVar("T")
 
@@ -137,7 +138,8 @@ class Stages:
         for name, seconds in (("other", self.other), ("worker", self.worker_seconds)):
             rows.append((name, in_words(seconds), self._share(seconds), "", ""))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        return [*lines[:-2], f"{lines[-2]}  {OTHER}", lines[-1]]
 
     @property
     def text(self) -> str:
@@ -146,8 +148,9 @@ class Stages:
         if self.starts:
             parts = [("the model", self.load), ("self-check", self.check)]
             told = ", ".join(f"{what} {in_words(seconds)}" for what, seconds in parts if seconds >= 0.005)
-            mean = f", mean of {self.starts} workers" if self.starts > 1 else ""
-            lines += ["", f"start   first forward after {in_words(self.start)}{f' ({told})' if told else ''}{mean}"]
+            mean = f", mean of {self.starts} starts of workers" if self.starts > 1 else ""
+            began = f"first forward {in_words(self.start)} after a worker began"
+            lines += ["", f"start   {began}{f' ({told})' if told else ''}{mean}"]
         return "\n".join([*lines, f"limit   {self.why}"])
 
     def _share(self, seconds: float) -> str:

@@ -66,6 +66,9 @@ def run(
     files = open_files(job.run.path, job.run.storage)
     on_cluster = uses_cluster(job)
     refuse_executor(job, files, on_cluster, brought=[model, tokenizer, data])
+    address = cluster_address(job) if on_cluster else None
+    if address:
+        observer.ray_starts(address)
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(device_elsewhere(job))
         plan, earlier = _checked(job, files, model, tokenizer, data, device)
@@ -73,12 +76,15 @@ def run(
             found = open_run(files)
             if not files.exists(layout.REPORT):  # its life ended before it was written
                 report_after_run(found, observer, plan.tokeniser.pieces)
+            observer.was_complete(job.run.path, found.summary()["rows"])
             return found
         workers = None
         if on_cluster:
+            if address is None:
+                observer.ray_starts(None)
             from harvest.runtime import cluster  # ray takes its time
 
-            stack.enter_context(cluster.connected(job, cluster_address(job)))
+            stack.enter_context(cluster.connected(job, address))
             workers = cluster.crew_size(plan)
         lease = stack.enter_context(Lease.acquire(files))
         _Coordinator(plan, files, lease, observer, begin, workers).run(model)
@@ -256,6 +262,7 @@ class _Coordinator:
     def _complete(self, model: Any) -> dict[str, Any]:
         """Merges the sums in shard order, and says that everything is there."""
         self.lease.check()
+        self.lease.tell("merging what the shards hold")
         if self.workers is not None:  # what is left of workers that died, or that another was faster than
             folder.remove_strays(self.files, [record.attempt for record in self.ledger.records().values()])
         if not any(direction.check for direction in self.plan.job.directions):

@@ -42,6 +42,24 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlreadyComplete(Event):
+    """The run was complete before: nothing is done."""
+
+    event: Literal["already_complete"] = "already_complete"
+    rows: int
+    """In each name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayStarting(Event):
+    """Ray is about to start on this machine, or to be asked at an address."""
+
+    event: Literal["ray_starting"] = "ray_starting"
+    address: str | None
+    """Null on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMade(Event):
     """The plan stands, and the run is this process's; the model is still to be loaded."""
 
@@ -60,10 +78,36 @@ class PlanMade(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarting(Event):
+    """Processes of a crew are asked for; each makes the plan again, and loads the model."""
+
+    event: Literal["workers_starting"] = "workers_starting"
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoading(Event):
+    """The first worker, or this process, has begun to load the model."""
+
+    event: Literal["model_loading"] = "model_loading"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded(Event):
     """The first worker, or this process, is about to run the model."""
 
     event: Literal["model_loaded"] = "model_loaded"
+    seconds: float
+    """Since the command began."""
+    load_seconds: float
+    """Of them, in loading the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstForward(Event):
+    """A first batch is through the model."""
+
+    event: Literal["first_forward"] = "first_forward"
     seconds: float
     """Since the command began."""
 
@@ -196,6 +240,13 @@ class Warned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping(Event):
+    """An interrupt was heard: committed shards are kept, those in work are dropped. The last event is still to come."""
+
+    event: Literal["stopping"] = "stopping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunCompleted(Event):
     """The last event of a run that is complete, also of one that was so before."""
 
@@ -267,7 +318,8 @@ class Status(Event):
     tokens_per_forward_second: float | None
     stages: dict[str, Any] | None
     worker: dict[str, Any] | None
-    """Who coordinates it: `host`, `pid`, `seconds_since_heartbeat`; null where nobody does."""
+    """Who coordinates it: `host`, `pid`, `seconds_since_heartbeat`, what it is `doing` and for how many
+    `doing_seconds`; null where nobody does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,8 +335,13 @@ class WatchEnded(Event):
 
 ANY = Annotated[
     RunStarted
+    | AlreadyComplete
+    | RayStarting
     | PlanMade
+    | WorkersStarting
+    | ModelLoading
     | ModelLoaded
+    | FirstForward
     | WorkerJoined
     | WorkerLost
     | Waiting
@@ -294,6 +351,7 @@ ANY = Annotated[
     | ShardRetried
     | ShardFailed
     | Warned
+    | Stopping
     | RunCompleted
     | RunFailed
     | Status

@@ -12,7 +12,7 @@ import torch
 
 from harvest.environment import allow_open_files
 from harvest.errors import RequestError, WorkError
-from harvest.pipeline import Pipeline, Watch
+from harvest.pipeline import Pipeline, Progress, Watch
 from harvest.plan import Plan
 from harvest.records import Assignment, ShardText
 from harvest.runtime.intake import Intake, facts_of_text, report_of
@@ -36,9 +36,13 @@ def run_inline(
     allow_open_files()
     with threads_of(plan):
         loading = time.monotonic()
-        model = loaded(plan) if model is None else model
+        if model is None:
+            lease.tell("loading the model")
+            observer.loading()
+            model = loaded(plan)
         ready = time.monotonic()
-        observer.loaded(ready - begin)
+        lease.tell("harvesting")
+        observer.loaded(ready - begin, ready - loading)
         _Inline(plan, model, files, lease, schedule, observer, begin=begin, load_seconds=ready - loading).run()
     return model
 
@@ -80,11 +84,12 @@ class _Inline:
         begin: float,
         load_seconds: float,
     ) -> None:
-        watch = Watch(was_read=self._was_read, advanced=observer.advanced, still_mine=lease.check)
+        watch = Watch(was_read=self._was_read, advanced=self._advanced, still_mine=lease.check)
         self._pipeline = Pipeline(plan, model, files, lease.life, watch, begin=begin, load_seconds=load_seconds)
         self._schedule = schedule
         self._intake = Intake(Ledger(files), lease, schedule, observer)
         self._lock = threading.Lock()
+        self._observer, self._begin, self._moved = observer, begin, False
 
     def run(self) -> None:
         while not self._schedule.finished:  # again where a try failed after the last shard was handed out
@@ -99,9 +104,16 @@ class _Inline:
         while True:
             with self._lock:
                 assignment = self._schedule.next()
+                self._intake.beat()
             if assignment is None:
                 return
             yield assignment
+
+    def _advanced(self, progress: Progress) -> None:
+        if not self._moved:
+            self._moved = True
+            self._observer.first_forward(time.monotonic() - self._begin)
+        self._observer.advanced(progress)
 
     def _was_read(self, assignment: Assignment, text: ShardText) -> None:
         with self._lock:

@@ -129,10 +129,12 @@ class Lead:
         """Nodes on which a model has been loaded."""
         self._leaving: frozenset[str] = frozenset()
         self._looked = self._grew = self._told = clock()
-        self._was_ready = False
+        self._was_loading = self._was_ready = self._moved = False
 
     def run(self) -> None:
         """Returns when the schedule is finished. Raises WorkError without workers, LostLeaseError after a takeover."""
+        self._lease.tell(f"starting {len(self._members)} workers")
+        self._observer.workers_start(len(self._members))
         for worker in self._members:
             self._send(worker)
         while not self._schedule.finished:
@@ -152,6 +154,9 @@ class Lead:
             for key, facts in reply.read:
                 self._schedule.read(key, facts)
             for progress in reply.progress:
+                if not self._moved:
+                    self._moved = True
+                    self._observer.first_forward(self._clock() - self._begin)
                 self._observer.advanced(progress)
         if reports := [report for reply in told for report in reply.reports]:
             self._intake.take(reports, self._clock())
@@ -169,6 +174,10 @@ class Lead:
                 self._lose(worker, news.reason, blame=news.blame, end=news.final)
             return
         member.fresh, member.heard, member.node, member.where = False, now, news.node, f"{news.host}, pid {news.pid}"
+        if news.stage in ("loading", "ready") and not self._was_loading:
+            self._was_loading = True
+            self._lease.tell("loading the model")
+            self._observer.loading()
         if news.stage == "ready" and member.stage != "ready":
             self._ready(worker, member, news)
         member.stage, member.busy = news.stage, news.busy
@@ -184,7 +193,8 @@ class Lead:
         self._warm.add(news.node)
         if not self._was_ready:
             self._was_ready = True
-            self._observer.loaded(self._clock() - self._begin)
+            self._lease.tell("harvesting")
+            self._observer.loaded(self._clock() - self._begin, news.load_seconds)
         ready = 1 + sum(other.stage == "ready" for other in self._members.values())
         self._observer.joined(worker, member.where, ready)
 
@@ -249,6 +259,7 @@ class Lead:
         """Once a second: who has not answered, which nodes will go, and what the gauges say."""
         now = self._clock()
         self._leaving = self._crew.leaving()
+        self._intake.beat()
         for worker, member in list(self._members.items()):
             if member.silent:
                 member.silent = False

@@ -71,11 +71,26 @@ class Counted:
     def __init__(self, observer: Observer, meter: Meter) -> None:
         self._observer, self._meter = observer, meter
 
+    def was_complete(self, run: str, rows: int) -> None:
+        self._observer.was_complete(run, rows)
+
+    def ray_starts(self, address: str | None) -> None:
+        self._observer.ray_starts(address)
+
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None:
         self._observer.started(plan, committed)
 
-    def loaded(self, seconds: float) -> None:
-        self._observer.loaded(seconds)
+    def workers_start(self, workers: int) -> None:
+        self._observer.workers_start(workers)
+
+    def loading(self) -> None:
+        self._observer.loading()
+
+    def loaded(self, seconds: float, took: float) -> None:
+        self._observer.loaded(seconds, took)
+
+    def first_forward(self, seconds: float) -> None:
+        self._observer.first_forward(seconds)
 
     def joined(self, worker: str, where: str, workers: int) -> None:
         self._observer.joined(worker, where, workers)
@@ -103,6 +118,9 @@ class Counted:
 
     def gave_up(self, shard: str, error: str) -> None:
         self._observer.gave_up(shard, error)
+
+    def stopping(self) -> None:
+        self._observer.stopping()
 
     def finished(self, summary: dict[str, Any]) -> None:
         self._observer.finished(summary)

@@ -52,11 +52,26 @@ def _forget(stream: TextIO) -> None:
 class Observer(Protocol):
     """Hears of everything that happens in a run; the calls come from one thread at a time."""
 
+    def was_complete(self, run: str, rows: int) -> None:
+        """The run was complete before, with so many rows in each name: nothing is done."""
+
+    def ray_starts(self, address: str | None) -> None:
+        """Ray is about to start on this machine, or to be asked at an address."""
+
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None:
         """The plan stands and the earlier lives' shards are known; the model is still to be loaded."""
 
-    def loaded(self, seconds: float) -> None:
-        """The model is there; `seconds` since the command began."""
+    def workers_start(self, workers: int) -> None:
+        """So many processes of a crew are asked for; each makes the plan again, and loads the model."""
+
+    def loading(self) -> None:
+        """The model is being loaded: here, or by the first worker."""
+
+    def loaded(self, seconds: float, took: float) -> None:
+        """The model is there, `seconds` after the command began; loading it `took` so many of them."""
+
+    def first_forward(self, seconds: float) -> None:
+        """A first batch is through the model, `seconds` after the command began."""
 
     def joined(self, worker: str, where: str, workers: int) -> None:
         """A worker of a crew is ready, on a machine and in a process; `workers` are, with it."""
@@ -79,6 +94,9 @@ class Observer(Protocol):
     def gave_up(self, shard: str, error: str) -> None:
         """A shard failed for good."""
 
+    def stopping(self) -> None:
+        """An interrupt was heard; called from a signal's handler, whatever else is being told."""
+
     def finished(self, summary: dict[str, Any]) -> None:
         """The run is complete."""
 
@@ -92,8 +110,13 @@ class Observer(Protocol):
 class Silent:
     """Hears everything and says nothing."""
 
+    def was_complete(self, run: str, rows: int) -> None: ...
+    def ray_starts(self, address: str | None) -> None: ...
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None: ...
-    def loaded(self, seconds: float) -> None: ...
+    def workers_start(self, workers: int) -> None: ...
+    def loading(self) -> None: ...
+    def loaded(self, seconds: float, took: float) -> None: ...
+    def first_forward(self, seconds: float) -> None: ...
     def joined(self, worker: str, where: str, workers: int) -> None: ...
     def left(self, worker: str, why: str, workers: int) -> None: ...
     def waiting(self, text: str) -> None: ...
@@ -101,6 +124,7 @@ class Silent:
     def committed(self, record: ShardRecord) -> None: ...
     def retried(self, shard: str, error: str) -> None: ...
     def gave_up(self, shard: str, error: str) -> None: ...
+    def stopping(self) -> None: ...
     def finished(self, summary: dict[str, Any]) -> None: ...
     def warned(self, text: str) -> None: ...
     def stopped(self, error: BaseException) -> None: ...

@@ -10,7 +10,7 @@ from harvest.runtime.tally import Expected, Tally
 from harvest.stages import Worked
 from harvest.store import layout
 from harvest.store.folder import no_run
-from harvest.store.lease import Holder, read_holder
+from harvest.store.lease import SILENT_SECONDS, Holder, read_holder
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 
@@ -36,6 +36,8 @@ class Follower:
         self._ledger = Ledger(self._files)
         self.holder: Holder | None = None
         """Who coordinates it, or did last."""
+        self._first: Holder | None = None
+        """As it was at the first look."""
         self.tally = Tally()
         """Of what is committed; speeds count from the first look."""
         self._begin(self._run())
@@ -79,9 +81,16 @@ class Follower:
         if first:
             self.tally.ready()
 
+    def _lives(self, holder: Holder) -> bool:
+        """As far as one look tells; between two, its heartbeat moves, whatever its clock says."""
+        if self._first is None:
+            self._first = holder
+        moves = (holder.life, holder.heartbeat) != (self._first.life, self._first.heartbeat)
+        return not holder.gone() and (moves or abs(time.time() - holder.heartbeat) <= SILENT_SECONDS)
+
     def _told(self, complete: bool) -> dict[str, Any]:
         totals, expected, holder = self._totals.data(), self._expected, self.holder
-        alive = holder is not None and not holder.gone()
+        alive = holder is not None and not complete and self._lives(holder)
         forward = totals["seconds"].get("forward", 0.0)
         return {
             "run": self.path,
@@ -107,5 +116,7 @@ class Follower:
                 "host": holder.host,
                 "pid": holder.pid,
                 "seconds_since_heartbeat": round(time.time() - holder.heartbeat, 1),
+                "doing": holder.doing,
+                "doing_seconds": round(time.time() - holder.since, 1) if holder.since else None,
             },
         }

@@ -129,6 +129,11 @@ class Tally:
         self.failed += 1
         self._forget(shard)
 
+    def drop(self) -> None:
+        """The work ends early: what is not committed is lost."""
+        for shard in list(self._tries):
+            self._forget(shard)
+
     def _forget(self, shard: str) -> None:
         self._under_way -= _furthest(self._tries.pop(shard, {}))
 

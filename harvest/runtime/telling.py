@@ -90,10 +90,25 @@ class Events(Quiet):
             committed_tokens=self._tally.tokens,
         )
 
-    def loaded(self, seconds: float) -> None:
+    def was_complete(self, run: str, rows: int) -> None:
+        self._tell(events.AlreadyComplete, rows=rows)
+
+    def ray_starts(self, address: str | None) -> None:
+        self._tell(events.RayStarting, address=address)
+
+    def workers_start(self, workers: int) -> None:
+        self._tell(events.WorkersStarting, workers=workers)
+
+    def loading(self) -> None:
+        self._tell(events.ModelLoading)
+
+    def loaded(self, seconds: float, took: float) -> None:
         self._tally.ready()
         self._last = self._clock()
-        self._tell(events.ModelLoaded, seconds=round(seconds, 3))
+        self._tell(events.ModelLoaded, seconds=round(seconds, 3), load_seconds=round(took, 3))
+
+    def first_forward(self, seconds: float) -> None:
+        self._tell(events.FirstForward, seconds=round(seconds, 3))
 
     def joined(self, worker: str, where: str, workers: int) -> None:
         self._tally.crew(workers)
@@ -140,6 +155,9 @@ class Events(Quiet):
     def warned(self, text: str) -> None:
         super().warned(text)
         self._tell(events.Warned, text=text)
+
+    def stopping(self) -> None:
+        self._tell(events.Stopping)
 
     def finished(self, summary: dict[str, Any]) -> None:
         self._tell_progress()

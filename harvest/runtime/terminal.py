@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,10 @@ LOG_SECONDS = 10.0
 """Between two lines of a log that say how far it is."""
 BAR_SECONDS = 0.1
 """Between two looks of a bar that is told of every write."""
+
+STOPPING = (
+    "stopping: committed shards are kept, those in work are dropped; interrupt again not to wait for what is being read"
+)
 
 
 def on_screen(stream: TextIO) -> bool:
@@ -122,14 +127,32 @@ class Terminal(Quiet):
 
     def started(self, plan: Plan, committed: list[ShardRecord]) -> None:
         self._tally.start(Expected.of(plan), committed)
-        self._bar.say("loading the model")
+        self._bar.say("planned")
         self._bar.start()
         if committed:
             self._bar.tell(f"going on after {_shards(len(committed))} committed earlier")
 
-    def loaded(self, seconds: float) -> None:
+    def was_complete(self, run: str, rows: int) -> None:
+        self._bar.tell(_already(run, rows))
+
+    def ray_starts(self, address: str | None) -> None:
+        self._bar.tell(_ray_starts(address))
+
+    def workers_start(self, workers: int) -> None:
+        self._bar.say(f"starting {_workers(workers)}")
+        self._bar.tell(_workers_start(workers))
+
+    def loading(self) -> None:
+        self._bar.say("loading the model")
+        self._bar.tell("loading the model")
+
+    def loaded(self, seconds: float, took: float) -> None:
         self._tally.ready()
         self._bar.say("harvesting")
+        self._bar.tell(_loaded(seconds, took))
+
+    def first_forward(self, seconds: float) -> None:
+        self._bar.tell(_first_forward(seconds))
 
     def joined(self, worker: str, where: str, workers: int) -> None:
         self._crew(workers)
@@ -162,12 +185,17 @@ class Terminal(Quiet):
     def warned(self, text: str) -> None:
         self._bar.tell(f"harvest: warning: {text}")
 
+    def stopping(self) -> None:
+        self._bar.tell(STOPPING)
+
     def finished(self, summary: dict[str, Any]) -> None:
         self._bar.end(complete=True)
 
     def stopped(self, error: BaseException) -> None:
         if left := self._failures.left(error):
             self._bar.tell(left)
+        self._tally.drop()
+        self._bar.say("stopped, kept is")
         self._bar.end(complete=False)
 
 
@@ -186,10 +214,25 @@ class Log(Quiet):
         begun = f"going on after {_shards(len(committed))} committed earlier" if committed else "begins"
         self._say(f"{plan.job.run.path} {begun}: {len(plan.names)} names  {self._tally.counts_text}")
 
-    def loaded(self, seconds: float) -> None:
+    def was_complete(self, run: str, rows: int) -> None:
+        self._say(_already(run, rows))
+
+    def ray_starts(self, address: str | None) -> None:
+        self._say(_ray_starts(address))
+
+    def workers_start(self, workers: int) -> None:
+        self._say(_workers_start(workers))
+
+    def loading(self) -> None:
+        self._say("loading the model")
+
+    def loaded(self, seconds: float, took: float) -> None:
         self._tally.ready()
         self._last = time.monotonic()
-        self._say(f"model loaded, first forward {seconds:.1f} s after the start")
+        self._say(_loaded(seconds, took))
+
+    def first_forward(self, seconds: float) -> None:
+        self._say(_first_forward(seconds))
 
     def joined(self, worker: str, where: str, workers: int) -> None:
         self._tally.crew(workers)
@@ -222,13 +265,17 @@ class Log(Quiet):
     def warned(self, text: str) -> None:
         self._say(f"warning: {text}")
 
+    def stopping(self) -> None:
+        self._say(STOPPING)
+
     def finished(self, summary: dict[str, Any]) -> None:
         self._say(f"complete after {clock_text(self._tally.seconds)}: {self._tally.counts_text}")
 
     def stopped(self, error: BaseException) -> None:
         if left := self._failures.left(error):
             self._say(left)
-        self._say(f"stopped after {clock_text(self._tally.seconds)}: {self._tally.counts_text}")
+        self._tally.drop()
+        self._say(f"stopped after {clock_text(self._tally.seconds)}; kept: {self._tally.counts_text}")
 
 
 def _standing(tally: Tally) -> str:
@@ -240,6 +287,29 @@ def _standing(tally: Tally) -> str:
 
 def _speed(tally: Tally) -> str:
     return f"{tally.speed_text}  {100 * tally.forward_share:.0f} % of the bare forward"
+
+
+def _already(run: str, rows: int) -> str:
+    return (
+        f"already complete: {rows:,} rows in each name of {run}, nothing was done; harvest status {shlex.quote(run)} "
+        "says more, --set run.path=PATH makes another run"
+    )
+
+
+def _ray_starts(address: str | None) -> str:
+    return "starting Ray on this machine" if address is None else f"asking for Ray at {address}"
+
+
+def _workers_start(workers: int) -> str:
+    return f"starting {_workers(workers)}: each is a process that makes the plan again and loads the model"
+
+
+def _loaded(seconds: float, took: float) -> str:
+    return f"model loaded in {took:.1f} s, {seconds:.1f} s after the command began"
+
+
+def _first_forward(seconds: float) -> str:
+    return f"first forward {seconds:.1f} s after the command began"
 
 
 def _workers(count: int) -> str:

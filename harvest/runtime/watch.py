@@ -100,8 +100,9 @@ def _under_way(status: dict[str, Any]) -> str:
     """`running, 3 shards under way`."""
     running, failed = len(status["running"]), len(status["failed"])
     parts = [status["state"]]
+    doing = (status["worker"] or {}).get("doing")
     if status["state"] == "running":
-        parts.append(f"{_shards(running)} under way")
+        parts.append(doing if doing and not running else f"{_shards(running)} under way")
     if failed:
         parts.append(f"{failed:,} failed")
     return ", ".join(parts)

@@ -104,6 +104,8 @@ class Reply:
     """Since anything moved, while it holds a shard."""
     busy: bool = False
     """A shard is in its pipeline, wanted or not."""
+    load_seconds: float = 0.0
+    """That loading the model took; 0 before."""
 
 
 @dataclass(slots=True)
@@ -172,6 +174,7 @@ class Worker:
             reports=tuple(news.reports),
             progress=tuple(news.progress.values()),
             busy=self._under_way > 0,
+            load_seconds=self._load_seconds,
             still_seconds=time.monotonic() - self._moved if self._holds and self._stage == "ready" else 0.0,
         )
 

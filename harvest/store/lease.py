@@ -54,6 +54,10 @@ class Holder:
     """Unix seconds of the last renewal, by the holder's clock."""
     released: bool = False
     """Given back; anyone may take it."""
+    doing: str = ""
+    """What the run is about, in words: `loading the model`; empty where nobody has said."""
+    since: float = 0.0
+    """Unix seconds when that began."""
     running: tuple[str, ...] = ()
     """Keys of the shards under way."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -157,6 +161,14 @@ class Lease:
         with self._mutex:
             self._holder = replace(self._holder, running=tuple(running), failed=dict(failed or {}))
 
+    def tell(self, doing: str) -> None:
+        """What the run is about from now on, for whoever looks; written at once: it changes a few times in a life."""
+        with self._mutex:
+            self._holder = replace(self._holder, doing=doing, since=time.time())
+            if self._lost is None:
+                with contextlib.suppress(OSError, WorkError):  # the next beat tries again
+                    self._renew()
+
     def check(self) -> None:
         """Raises LostLeaseError unless the lease is still this coordinator's own, as the store says right now.
 
@@ -179,7 +191,7 @@ class Lease:
             self._thread.join()
         with self._mutex:
             if self._lost is None:
-                self._holder = replace(self._holder, released=True, running=())
+                self._holder = replace(self._holder, released=True, doing="", running=())
                 self._renew()
                 self._lost = f"run {self._files.url}: the lease was released"
 

@@ -196,7 +196,10 @@ def test_several_lives_add_up_and_each_tells_of_its_start(tmp_path: Path, monkey
     assert first is not None
     assert (first.starts, report.starts) == (1, 2)
     assert report.worker_seconds > first.worker_seconds
-    assert "mean of 2 workers" in report.text
+    assert "mean of 2 starts of workers" in report.text, "it was one worker that began twice"
+    assert " after a worker began" in report.text
+    (other,) = [line for line in report.text.splitlines() if line.startswith("other ")]
+    assert other.endswith("  between the stages: batches and shards begun, progress told")
 
 
 NUMBERS = st.floats(0, 1e6)

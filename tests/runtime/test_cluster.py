@@ -431,7 +431,8 @@ def test_a_stopped_command_ends_with_130_and_gives_the_run_back(number: int, job
         time.sleep(0.3)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 130, said
-    assert said.splitlines()[-1] == "harvest: interrupted; the same command resumes"
+    assert said.splitlines()[-1].startswith("harvest: interrupted; the same command resumes: harvest run ")
+    assert "harvest: stopping: committed shards are kept" in said
     if number == signal.SIGTERM:
         assert '"released": true' in (path / "coordinator.json").read_text()
 

@@ -160,11 +160,17 @@ class Simulation:
 class FakeLease:
     lost = False
 
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
     def check(self) -> None:
         if self.lost:
             raise LostLeaseError("taken over")
 
     def heartbeat(self, running: Any = (), failed: Any = None) -> None: ...
+
+    def tell(self, doing: str) -> None:
+        self.told.append(doing)
 
 
 class FakeLedger:
@@ -183,6 +189,19 @@ class Events(Silent):
         self.lost: list[str] = []
         self.given_up: list[str] = []
         self.waits: list[str] = []
+        self.began: list[str] = []
+
+    def workers_start(self, workers: int) -> None:
+        self.began.append(f"{workers} workers start")
+
+    def loading(self) -> None:
+        self.began.append("loading")
+
+    def loaded(self, seconds: float, took: float) -> None:
+        self.began.append(f"loaded after {seconds >= LOAD_SECONDS}")
+
+    def joined(self, worker: str, where: str, workers: int) -> None:
+        self.began.append(f"{workers} ready")
 
     def left(self, worker: str, why: str, workers: int) -> None:
         self.lost.append(why)
@@ -244,6 +263,14 @@ def test_a_worker_that_does_not_answer_loses_its_shards_to_the_others_and_anothe
     assert rows_of(ledger.records) == world.expected()
     assert crew.now < 2 * SILENT_SECONDS
     assert len(crew.zombies) == len(events.lost) <= 1
+
+
+def test_a_crew_tells_once_each_how_it_begins_before_its_first_shard() -> None:
+    lease, world = FakeLease(), World([60], [True], 10)
+    _, _, events = run(world, Simulation(world, 2), lease=lease)
+    assert events.began[:4] == ["2 workers start", "loading", "loaded after True", "1 ready"]
+    assert events.began.count("loading") == 1
+    assert lease.told == ["starting 2 workers", "loading the model", "harvesting"]
 
 
 def test_the_only_worker_hangs_and_is_replaced() -> None:

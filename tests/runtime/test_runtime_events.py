@@ -22,6 +22,7 @@ from harvest.runtime import telling
 from harvest.store.ledger import Ledger
 
 Command = Callable[..., tuple[int, list[dict[str, Any]], str]]
+LOADED = ["model_loading", "model_loaded"]
 NAME = "runs <b>&\u001b[31m"
 """Of a run; what is special to a terminal or a page stays text."""
 
@@ -56,7 +57,16 @@ def test_a_run_tells_its_plan_its_shards_and_at_the_end_what_the_disk_holds(
     status, events, err = command("run", job)
     plain = read_plain(tmp_path / NAME)
     assert (status, err) == (0, "")
-    assert [event["event"] for event in events[:3]] == ["run_started", "plan", "model_loaded"]
+    assert [event["event"] for event in events[:5]] == [
+        "run_started",
+        "plan",
+        "model_loading",
+        "model_loaded",
+        "first_forward",
+    ]
+    loaded, forward = events[3], events[4]
+    assert 0 < loaded["load_seconds"] <= loaded["seconds"] <= forward["seconds"]
+    assert kinds(events)["first_forward"] == 1
     assert kinds(events)["shard_committed"] == len(plain.records) == 5
     assert {event["run"] for event in events} == {str(tmp_path / NAME)}
     rows, documents = len(plain.rows["residual.0"]), len(plain.documents)
@@ -96,7 +106,8 @@ def test_progress_rises_to_the_total_and_counts_earlier_lives(
 def test_a_finished_run_is_told_as_completed_at_once(command: Command, job: Path) -> None:
     first = command("run", job)[1][-1]
     status, events, _ = command("run", job)
-    assert (status, [event["event"] for event in events]) == (0, ["run_started", "run_completed"])
+    assert (status, [event["event"] for event in events]) == (0, ["run_started", "already_complete", "run_completed"])
+    assert events[1]["rows"] == first["rows"] > 0
     assert {**events[-1], "time": ""} == {**first, "time": ""}
 
 
@@ -105,7 +116,7 @@ def test_a_finished_run_is_told_as_completed_at_once(command: Command, job: Path
     [
         (["data.limit=0"], 2, ["run_failed"], "data.limit = 0"),
         (["capture.layers=[99]"], 2, ["run_started", "run_failed"], "capture.layers"),
-        (["data.on_bad=fail"], 1, ["run_started", "plan", "model_loaded", "shard_failed", "run_failed"], "document 0"),
+        (["data.on_bad=fail"], 1, ["run_started", "plan", *LOADED, "shard_failed", "run_failed"], "document 0"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -175,7 +186,8 @@ def test_an_interrupted_run_says_so_in_its_last_event(job: Path, tmp_path: Path)
     events = events_of("".join(lines) + rest)
     assert (life.returncode, events[-1]["status"]) == (130, 130)
     assert events[-1]["error"] == "interrupted; the same command resumes"
-    assert err == "harvest: interrupted; the same command resumes\n"
+    assert err.startswith("harvest: interrupted; the same command resumes: harvest run ")
+    assert kinds(events)["stopping"] == 1
 
 
 def test_a_run_whose_reader_leaves_is_finished_all_the_same(job: Path, tmp_path: Path) -> None:

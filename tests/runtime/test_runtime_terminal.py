@@ -49,9 +49,14 @@ def logged(job: Path, *overrides: str) -> list[str]:
 def test_a_log_says_how_a_run_begins_goes_on_and_ends(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = logged(job, "data.limit=8")
     assert re.fullmatch(r"harvest: \S+/run begins: 3 names  documents 0 of 8  tokens 0 of .*  shards 0 of 2", first[0])
-    assert re.fullmatch(r"harvest: model loaded, first forward [\d.]+ s after the start", first[1])
-    assert re.fullmatch(r"harvest: complete after \d+:\d\d: documents 8 of 8 \(2 skipped\)  .*shards 2 of 2", first[2])
-    assert len(first) == 3, "nothing in between that is due"
+    assert first[1] == "harvest: loading the model"
+    loaded = re.fullmatch(r"harvest: model loaded in ([\d.]+) s, ([\d.]+) s after the command began", first[2])
+    forward = re.fullmatch(r"harvest: first forward ([\d.]+) s after the command began", first[3])
+    assert loaded is not None
+    assert forward is not None
+    assert float(loaded[1]) <= float(loaded[2]) <= float(forward[1])
+    assert re.fullmatch(r"harvest: complete after \d+:\d\d: documents 8 of 8 \(2 skipped\)  .*shards 2 of 2", first[4])
+    assert len(first) == 5, "nothing in between that is due"
     monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
     second = logged(job)
     assert "going on after 1 shard committed earlier: 3 names  documents 4 of 40 (1 skipped)" in second[0]
@@ -81,7 +86,7 @@ def test_what_goes_wrong_is_a_line_each_without_control_codes(tmp_path: Path) ->
         r"harvest: gave up: shard f0-s0: no\ttext \u202e.",
         "harvest: warning: report.html is not written",
         "harvest: gave up: shard f0-s1: disk full",
-        "harvest: stopped after 0:00",
+        "harvest: stopped after 0:00; kept",
     ]
 
 
@@ -124,7 +129,7 @@ def test_the_bar_of_a_crew_counts_once_and_fits_the_terminal(
     shown: Any = Terminal(stream)
     estimate = SimpleNamespace(documents=10_000, tokens=123_456, rows=123_456, shards=10)
     shown.started(SimpleNamespace(estimate=estimate), records[:3])
-    shown.loaded(1.0)
+    shown.loaded(1.0, 0.5)
     shown.joined("worker-0", "here, pid 1", 1)
     shown.joined("worker-1", "here, pid 2", 2)
     one = {"shard": records[3].shard.key, "rows": 10, "bytes": 10, "forward_seconds": 0.1}
@@ -141,13 +146,13 @@ def test_the_bar_of_a_crew_counts_once_and_fits_the_terminal(
     lines = screen(text, columns=200)
     assert "lost worker-1: here, pid 2: its process died [bold]" in lines
     assert any("[red]xxxx" in line for line in lines), "text of others is no markup"
-    at = next(i for i, line in enumerate(lines) if "harvesting with 1 worker " in line)
+    at = next(i for i, line in enumerate(lines) if "stopped, kept is " in line)
     drawn = lines[at : at + 3]
     assert all(len(line) <= columns for line in drawn)
     assert drawn[1].startswith("  documents 3,000 of 10,000 (")
     assert ("…" in drawn[1]) == (columns == 44)
     if columns == 110:
-        assert f"tokens {done:,} of about" in drawn[1]
+        assert f"tokens {done - 20:,} of about" in drawn[1], "what was under way is lost"
         assert "tokens/s" in drawn[2]
         assert "% of the bare forward" in drawn[2]
 
@@ -173,7 +178,7 @@ def test_a_log_of_a_process_is_plain_and_ends_with_what_went_wrong(job: Path, tm
     lines = found.stderr.decode().splitlines()
     assert (found.returncode, found.stdout) == (1, b"")
     assert all(line.startswith("harvest: ") and line.isprintable() for line in lines)
-    assert [line.split()[1] for line in lines[:2]] == [f"{tmp_path}/run", "model"]
+    assert [line.split()[1] for line in lines[:3]] == [f"{tmp_path}/run", "loading", "model"]
     assert lines[-3].startswith("harvest: gave up on shard f00000-s000000; the end says why")
     assert lines[-2].startswith("harvest: stopped after ")
     assert sum("null" in line for line in lines) == 1, "what went wrong is said once"
