@@ -77,6 +77,9 @@ def run(job: options.JobFile, overrides: options.Overrides = None, json: options
         request = _request(job, overrides)
         if told is not None:
             told.begun(request.run.path)
+        from harvest.runtime.resume import refuse_other_job
+
+        refuse_other_job(request)  # before torch and the rest, which take seconds
         from harvest import show
         from harvest.runtime import coordinate
 

@@ -17,7 +17,6 @@ from typing import Any
 import harvest
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
-from harvest.lock import differences
 from harvest.plan import Plan, make_plan, refuse_at_once
 from harvest.reader import Run, open_run
 from harvest.records import ShardRecord
@@ -26,6 +25,7 @@ from harvest.runtime.executor import cluster_address, device_elsewhere, refuse_e
 from harvest.runtime.finish import report_after_run
 from harvest.runtime.inline import loaded, run_inline, threads_of
 from harvest.runtime.progress import Observer, Quiet
+from harvest.runtime.resume import grown, refuse_difference, refuse_other_job
 from harvest.runtime.schedule import Schedule
 from harvest.steercheck import SteerCheck, refuse_check
 from harvest.store import folder, layout
@@ -34,12 +34,8 @@ from harvest.store.lease import Lease
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 
-MOST_DIFFERENCES = 5
-"""Of two jobs, that a refusal lists."""
 SHARDS_PER_WORKER = 2
 """That a worker of a crew holds: one under way, and the next, which is read and tokenised beside it."""
-GROWING = ("limit", "max_tokens")
-"""Settings of `data` that may grow on resume: the last, cut shard is harvested again."""
 
 
 def run(
@@ -72,7 +68,7 @@ def run(
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(device_elsewhere(job))
         plan, earlier = _checked(job, files, model, tokenizer, data, device)
-        if earlier is not None and Ledger(files).completion() is not None and not _grown(plan, earlier):
+        if earlier is not None and Ledger(files).completion() is not None and not grown(plan, earlier):
             found = open_run(files)
             if not files.exists(layout.REPORT):  # its life ended before it was written
                 report_after_run(found, observer, plan.tokeniser.pieces)
@@ -107,6 +103,8 @@ def _checked(
 ) -> tuple[Plan, RunRecord | None]:
     """The plan of a job that may run in this folder, and the run that is there already."""
     refuse_at_once(job)
+    if model is None:  # else nothing is loaded, and what does not go with an object is refused first
+        refuse_other_job(job)
     if data is None:
         _refuse_run_inside_data(job, files)
     ledger, free = Ledger(files), files.free_bytes()
@@ -120,7 +118,7 @@ def _checked(
     )
     refuse_check(plan, uses_cluster(job))
     if earlier is not None:
-        _refuse_difference(plan, earlier)
+        refuse_difference(plan, earlier)
     return plan, earlier
 
 
@@ -157,28 +155,6 @@ def _with_stand_ins(job: Any, model: Any, data: Any) -> Any:
 
 def _committed_bytes(ledger: Ledger) -> int:
     return sum(item.bytes for record in ledger.records().values() for item in record.objects.values())
-
-
-def _refuse_difference(plan: Plan, earlier: RunRecord) -> None:
-    """A run goes on only with what it began with."""
-    found = differences(earlier.fingerprint, plan.lock())
-    # What every `auto` stands for follows from the rest, and is news only where it differs alone.
-    different = [line for line in found if not line.startswith("resolved.")] or found
-    for key in GROWING:
-        old, new = earlier.job["data"].get(key), getattr(plan.job.data, key)
-        if old != new and (old is None or (new is not None and new < old)):
-            different.append(f"data.{key}: {old} -> {new}, which may only grow")
-    if different:
-        more = f" and {len(different) - MOST_DIFFERENCES} more" if len(different) > MOST_DIFFERENCES else ""
-        shown = ", ".join(different[:MOST_DIFFERENCES]) + more
-        raise RequestError(
-            f"run.path = {plan.job.run.path!r}: the run began with other settings: {shown}; "
-            "choose another run.path, or run.overwrite = true to begin anew"
-        )
-
-
-def _grown(plan: Plan, earlier: RunRecord) -> bool:
-    return any(earlier.job["data"].get(key) != getattr(plan.job.data, key) for key in GROWING)
 
 
 class _Coordinator:
@@ -247,8 +223,8 @@ class _Coordinator:
         if earlier is None:
             self.ledger.create_run(record)
         else:
-            _refuse_difference(self.plan, earlier)  # again: it may have been written while the lease was free
-        if earlier is not None and _grown(self.plan, earlier):
+            refuse_difference(self.plan, earlier)  # again: it may have been written while the lease was free
+        if earlier is not None and grown(self.plan, earlier):
             # In this order a crash on any line leaves either the old limits, or no cut shard.
             self.ledger.reopen()
             for key, shard in self.ledger.records().items():

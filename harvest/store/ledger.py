@@ -20,6 +20,10 @@ from harvest.store.files import Files, naming_full_disk
 REMOTE_READERS = 16
 """Records fetched at a time from a store where each takes a round trip."""
 MENDS = "harvest verify --repair mends it"
+REMADE = (
+    "put back a copy of it, such as the run.json that the same job writes into another run.path as soon as it starts; "
+    "until then each folder in shards/ still opens as Zarr and Parquet"
+)
 COMMITTERS = 8
 """Records committed at a time."""
 Record = TypeVar("Record")
@@ -167,7 +171,10 @@ class Ledger:
             data = self.files.read(layout.RUN)
         except FileNotFoundError:
             return None
-        return decode_record(_RUN, data, f"{self.files.url}/{layout.RUN}")
+        try:
+            return decode_record(_RUN, data, f"{self.files.url}/{layout.RUN}")
+        except DamageError as error:
+            raise DamageError(f"{error}; {REMADE}") from None
 
     def replace_run(self, run: RunRecord) -> None:
         """Rewrites run.json, for the settings that may grow on resume."""
