@@ -87,8 +87,7 @@ def _told(key: str, old: Any, new: Any) -> list[str]:
         return [f"data file {key.removeprefix(DATA)}: {_file(old, new)}"]
     if key.startswith("fingerprint."):
         what = key.removeprefix("fingerprint.")
-        where = {"model": "model.name", "adapter": "model.adapter", "tokenizer": "the tokenizer"}.get(what, what)
-        return [f"files of {where}: {_checksum(old)} -> {_checksum(new)}"]
+        return [f"content of the {what}: {_checksum(old)} -> {_checksum(new)}"]
     if key == "directions":
         return _directions(old or [], new or [])
     return [f"{key}: {old!r} -> {new!r}"]

@@ -212,7 +212,7 @@ def test_another_tokenizer_may_not_go_on_with_a_run(tmp_path: Path) -> None:  # 
     without = run(tmp_path / "without", ["ab", "cd"], tokenizer=byte_tokenizer(bos=False))
     assert (with_bos.ids(0)[0], without.ids(0)[0]) == (0, 66)
     before = snapshot(tmp_path / "with")
-    with pytest.raises(RequestError, match="files of the tokenizer"):
+    with pytest.raises(RequestError, match="content of the tokenizer"):
         run(tmp_path / "with", ["ab", "cd"], tokenizer=byte_tokenizer(bos=False))
     assert snapshot(tmp_path / "with") == before
 
@@ -512,8 +512,8 @@ def test_documents_of_none_and_of_many_windows_resume_by_row_not_by_count(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("weights", "files of model.name"),
-        ("tokenizer", "files of the tokenizer"),
+        ("weights", "content of the model"),
+        ("tokenizer", "content of the tokenizer"),
         ("data", "data file texts.jsonl"),
         ({"capture": {"layers": [0]}}, "capture.layers"),
         ({"capture": {"positions": "last"}}, "capture.positions"),

@@ -310,7 +310,7 @@ def test_a_file_that_is_another_or_gone_is_refused(made: Path, tmp_path: Path) -
     harvest.run(settings(made, run, data={"path": str(source)}))
     flip(attempt(run) / "mlp.1/c.0.0")
     source.write_text(source.read_text() + '{"text": "one more"}\n')
-    refuses(run, RequestError, "fingerprint.data.texts.jsonl", "cannot be harvested again as it was")
+    refuses(run, RequestError, "data file texts.jsonl", "cannot be harvested again as it was")
     source.unlink()
     refuses(run, RequestError, "data.path")
 
@@ -323,7 +323,7 @@ def test_a_run_of_the_callers_own_objects_is_refused_with_the_way_out_which_work
     flip(attempt(tmp_path / "run") / "residual.1/c.0.0")
     refuses(tmp_path / "run", RequestError, "model and data of the caller's own", "repair_run(", "model=...")
     other = {**given, "model": tiny_llama(layers=2, vocab=300, seed=1)}
-    refuses(tmp_path / "run", RequestError, "fingerprint.model", **other)
+    refuses(tmp_path / "run", RequestError, "content of the model", **other)
     refuses(tmp_path / "run", MismatchError, f"shard {KEY}", **{**given, "data": [text.upper() for text in TEXTS]})
     assert repair_run(tmp_path / "run", **given).harvested == (KEY,)
     assert first_difference(clean, read_plain(tmp_path / "run")) is None

@@ -231,7 +231,7 @@ def test_a_worker_that_sees_other_weights_is_not_let_near_the_run(job: Path, tmp
             return Worker(replace(hire(self.plan, name, self.life), lock=lock))
 
     crew_of(2, Elsewhere)
-    with pytest.raises(harvest.errors.WorkError, match=r"no worker is left.* see the same: files of model\.name"):
+    with pytest.raises(harvest.errors.WorkError, match=r"no worker is left.* see the same: content of the model"):
         run(job, tmp_path / "run")
 
 
