@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it has only its own folder
 
-from messages import REASONS, VALIDATORS, every_message
+from messages import PACKAGE, REASONS, VALIDATORS, every_message
 
 LIST = Path(__file__).with_name("messages.txt")
 LONGEST = 330
@@ -87,7 +87,8 @@ def test_three_messages():
 def test_the_record_of_messages_knows_those_that_were_made_also_by_validators_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "test_noted.py").write_text(NOTED)
     tests = str(Path(__file__).parents[1])
-    environment = {**os.environ, "HARVEST_RAISED": str(tmp_path / "raised"), "PYTHONPATH": tests}
+    importable = os.pathsep.join([tests, str(PACKAGE.parent)])
+    environment = {**os.environ, "HARVEST_RAISED": str(tmp_path / "raised"), "PYTHONPATH": importable}
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "raised", "-q"]
     done = subprocess.run(
         [*command, "test_noted.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
