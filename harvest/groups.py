@@ -69,7 +69,7 @@ def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore
     counts = [_Count(direction) for direction in job.read_directions]
     before = GroupsBefore(shard_documents)
     _refuse_order_of_streams(counts, source)
-    looked, limit = 0, job.data.limit
+    looked, limit, broken = 0, job.data.limit, list[str]()
     for looked, (file, row) in enumerate(_rows(source), 1):
         within = limit is None or looked <= limit
         if within:
@@ -78,6 +78,8 @@ def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore
             return before
         if looked > SCAN_ROWS and not (within and any(count.settings.pair == "order" for count in counts)):
             break
+        if row.error is not None:
+            broken.append(row.error)
         usable = all(_holds(row.values.get(column)) for column in job.data.columns)
         for count in counts:
             for variant in range(len(job.data.columns)):
@@ -88,7 +90,7 @@ def count_groups(job: Job, source: Source, shard_documents: int) -> GroupsBefore
     else:
         if _can_tell(source):
             for count in counts:
-                _refuse_empty(count, looked)
+                _refuse_empty(count, looked, broken)
     for count in counts:
         _refuse_unequal(count, job)
     return before
@@ -121,12 +123,14 @@ def _refuse_order_of_streams(counts: Sequence[_Count], source: Source) -> None:
         )
 
 
-def _refuse_empty(count: _Count, looked: int) -> None:
+def _refuse_empty(count: _Count, looked: int, broken: Sequence[str]) -> None:
+    """`broken`: the faults of documents that cannot be read, which may be why."""
     settings = count.settings
+    why = f"; {len(broken)} cannot be read, the first one: {broken[0]}" if broken else ""
     if settings.by_variant and not count.usable[A]:
         raise RequestError(
             f"direction {settings.name!r}: groups A and B are empty: in none of {looked} documents do both texts of "
-            "data.contrast hold anything"
+            f"data.contrast hold anything{why}"
         )
     for group, values in ((A, settings.positive), (B, settings.negative)):
         if values is None or count.usable[group]:
@@ -135,7 +139,7 @@ def _refuse_empty(count: _Count, looked: int) -> None:
         raise RequestError(
             f"direction {settings.name!r}: group {'AB'[group]} is empty (A {count.usable[A]} documents, "
             f"B {count.usable[B]}): {settings.column} is {asked} in none of {looked} documents "
-            "that hold anything"
+            f"that hold anything{why}"
         )
 
 

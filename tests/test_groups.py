@@ -99,6 +99,27 @@ def test_what_cannot_become_a_direction_is_refused_with_counts(
     assert str(caught.value).startswith("direction 'd': ")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            "text,label\ncaf\xe9,1\n".encode("latin-1"),
+            "1 cannot be read, the first one: data.csv line 2: not valid UTF-8",
+        ),
+        (b'text,label\n"open,1\nmore,0\n', "1 cannot be read, the first one: data.csv line 2: not valid CSV: a quoted"),
+    ],
+)
+def test_where_documents_cannot_be_read_an_empty_group_tells_the_first(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "data.csv").write_bytes(content)
+    job = job_of(tmp_path, direction(), path=str(tmp_path / "data.csv"))
+    with pytest.raises(RequestError) as caught:
+        count_groups(job, open_source(job.data, ["text", "label"], None), 4)
+    assert "group A is empty" in str(caught.value)
+    assert words in str(caught.value)
+
+
 def test_unequal_groups_pass_where_pairs_are_not_used_or_documents_may_be_skipped(tmp_path: Path) -> None:
     counted(tmp_path, [["1", "0", "0"]], 4, direction(pair="order"))
     counted(tmp_path, [["1", "0", "0"]], 4, direction(pair="order", modes=["paired_rejection"]), on_bad="skip")
