@@ -228,4 +228,6 @@ def test_remote_code_with_a_language_model_alone_is_loaded_with_its_head_and_is_
     assert torch.allclose(run["module:head"][:], expected, atol=1e-5)
     assert run.names[:2] == ["residual.0", "residual.1"]
     with pytest.raises(RequestError, match=r"'mlp_input': 'llama' has none: .* not in the table of sites"):
-        harvest.run({**job, "capture": {"sites": ["mlp_input"]}, "run": {"path": str(tmp_path / "b")}}, data=[{"i": [1]}])
+        harvest.run(
+            {**job, "capture": {"sites": ["mlp_input"]}, "run": {"path": str(tmp_path / "b")}}, data=[{"i": [1]}]
+        )
