@@ -18,7 +18,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 def would_do(target: str, venv: Path) -> list[str]:
     """The commands of a target in a checkout where nothing is installed yet."""
     words = ["make", "--dry-run", "--always-make", target, f"VENV={venv}"]
-    apart = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # of one that runs the tests
+    apart = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # of a make above
     done = subprocess.run(words, cwd=ROOT, env=apart, capture_output=True, text=True, check=True)
     return done.stdout.replace("\\\n", " ").splitlines()
 
