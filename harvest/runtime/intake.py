@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from harvest.errors import DocumentError, MismatchError, WorkError
 from harvest.pipeline import Outcome, describe
 from harvest.records import Assignment, ShardRecord, ShardText
+from harvest.runtime.interrupt import undivided
 from harvest.runtime.progress import Observer
 from harvest.runtime.schedule import Schedule
 from harvest.runtime.slices import ReadFacts
@@ -86,21 +87,37 @@ class Intake:
 
     def _commit(self, reports: Sequence[Report], now: float) -> None:
         """The one place where shards come to exist."""
-        first = {report.assignment.shard.key: report for report in reversed(reports)}
+        first: dict[str, Report] = {}
+        for report in reports:
+            first.setdefault(report.assignment.shard.key, report)
         wanted = [report for report in first.values() if self._schedule.wants(report.assignment)]
         records = [report.record for report in wanted if report.record is not None]
         if not records:
             return
         self._lease.check()
+        errors: list[tuple[Assignment, Exception]] = []
+        with undivided():  # else a shard might stand in the ledger of which nobody was told
+            for report, record, end in zip(wanted, records, self._ledger.commit_all(records)):
+                error = self._settled(record, end)
+                if error is None:
+                    self._schedule.committed(record, now)
+                    self._observer.committed(record)
+                else:
+                    errors.append((report.assignment, error))
+        for assignment, error in errors:
+            if isinstance(error, OSError):  # a disk that takes no record ends the run: by the name of the shard
+                raise WorkError(describe(assignment, error)) from error
+            raise error
+
+    def _settled(self, record: ShardRecord, end: bool | Exception) -> Exception | None:
+        """Why a shard does not exist now, after a try to commit it that ended so."""
+        if end is not False:
+            return end if isinstance(end, Exception) else None
+        # The lease is ours and the shard was not there when we took it: a coordinator that was frozen between its last
+        # look at the lease and its commit has left a record, whose attempt is a stray.
         try:
-            for record, was_free in zip(records, self._ledger.commit_all(records)):
-                if not was_free:
-                    # The lease is ours and the shard was not there when we took it: a coordinator that was frozen
-                    # between its last look at the lease and its commit has left a record, whose attempt is a stray.
-                    self._ledger.remove(record.shard.key)
-                    self._ledger.commit(record)
-        except OSError as error:  # a disk that takes no record ends the run: by the name of the shard
-            raise WorkError(describe(wanted[0].assignment, error)) from error
-        for record in records:
-            self._schedule.committed(record, now)
-            self._observer.committed(record)
+            self._ledger.remove(record.shard.key)
+            self._ledger.commit(record)
+        except Exception as error:
+            return error
+        return None

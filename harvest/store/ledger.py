@@ -108,16 +108,21 @@ class Ledger:
         """Makes the shard exist; False where it already does, by this or another attempt, which then stays."""
         return self._create(layout.record_path(record.shard.key), encode_record(_SHARD, record))
 
-    def commit_all(self, records: Sequence[ShardRecord]) -> list[bool]:
+    def commit_all(self, records: Sequence[ShardRecord]) -> list[bool | Exception]:
         """The same for several shards, side by side: a disk that makes one durable makes its neighbours so too.
 
-        Whatever fails, the others are committed; the first error is raised afterwards.
+        Whatever fails, the others are committed: what `commit` says of each, or its error.
         """
         if len(records) < 2:
-            return [self.commit(record) for record in records]
+            return [self._tried(record) for record in records]
         with ThreadPoolExecutor(min(len(records), COMMITTERS)) as pool:
-            tries = [pool.submit(self.commit, record) for record in records]
-        return [one.result() for one in tries]
+            return list(pool.map(self._tried, records))
+
+    def _tried(self, record: ShardRecord) -> bool | Exception:
+        try:
+            return self.commit(record)
+        except Exception as error:
+            return error
 
     def records(self) -> dict[str, ShardRecord]:
         """Shard key -> record, in dataset order. Raises DamageError naming a file that is torn or not ours."""
