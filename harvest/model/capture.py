@@ -8,10 +8,7 @@ Legend: B windows of a batch, T their padded length, d width of a name, n kept t
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -19,22 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from harvest.errors import DocumentError, WorkError
+from harvest.errors import DocumentError
 from harvest.model.architectures import architecture_of, needs_mask, unwrapped
 from harvest.model.head import Head
-from harvest.model.lengths import growing, ungrown
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
-from harvest.model.probe import first_tensor, received
-from harvest.model.spread import fetching, input_device, put_away
+from harvest.model.spread import input_device
+from harvest.model.watch import Watch, one_row_per_token, takes
 from harvest.records import Batch
 
 FEW_ROWS_PER_SPAN = 8
 """Below this mean length of a run, one gather is cheaper than a copy per run."""
-
-
-class _Enough(BaseException):
-    """Ends a forward from within: everything wanted has been seen. Not an error, so no handler should see it."""
 
 
 class Capture:
@@ -47,47 +39,26 @@ class Capture:
         """`answers`: tokens whose logits are asked for at some places."""
         self.names = tuple(names)
         self._head = Head(model, answers) if answers else None
-        self._to_the_end = False
-        self._model = model
-        self._runs: Any = runs_of(model, names) if self._head is None else unwrapped(model)
-        self._device, self._fetching = input_device(self._runs), fetching(self._runs)
-        self._growing = growing(self._runs)
+        runs: Any = runs_of(model, names) if self._head is None else unwrapped(model)
+        self._watch = Watch(model, names, self._take, runs)
+        self._device = input_device(runs)
         self._copying: set[torch.device] = set()
         self.copy_seconds = 0.0
         """That went into copies on a CPU. An accelerator's run beside its forward, and count as part of it."""
-        self._masked = needs_mask(model) and _takes(self._runs, "attention_mask")
+        self._masked = needs_mask(model) and takes(runs, "attention_mask", catch_all=True)
         self._known = architecture_of(model) is not None
-        self._arguments = {"use_cache": False} if _takes(self._runs, "use_cache") else {}
-        self._handles: list[Any] = []
-        self._training: list[torch.nn.Module] = []
-        self._wanted: set[str] = set()
-        self._calls: Counter[str] = Counter()
+        self._uncached = {"use_cache": False} if takes(runs, "use_cache", catch_all=True) else {}
         self._batch: Batch | None = None
         self._into: Mapping[str, torch.Tensor] = {}
 
     def __enter__(self) -> Capture:
-        self._training = [module for module in self._model.modules() if module.training]
-        self._model.eval()
-        try:
-            for name in self.names:
-                self._handles.append(self._register(unwrapped(self._model).get_submodule(name.module), name))
-        except BaseException:
-            self._leave()
-            raise
+        self._watch.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module in self._training:
-            module.training = True
-        self._training.clear()
+        self._watch.__exit__(kind, error, trace)
 
     def __call__(
         self, batch: Batch, into: Mapping[str, torch.Tensor], places: np.ndarray | None = None
@@ -107,23 +78,13 @@ class Capture:
 
     def _forward(self, batch: Batch, into: Mapping[str, torch.Tensor], source: np.ndarray | None) -> Any:
         """What the model gives where its head is asked at some places, int64 [k] of the batch's tokens; else None."""
-        self._to_the_end, output = source is not None, None
-        self._batch, self._into, self._wanted = batch, into, {str(name) for name in self.names}
-        self._calls.clear()
+        self._batch, self._into = batch, into
         input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
-        try:
-            # Not inference mode: what a model keeps for later (rotary tables that grew) must stay fit for training.
-            only = contextlib.nullcontext() if self._head is None or source is None else self._head.at(source)
-            with torch.no_grad(), ungrown(self._growing), only:
-                output = self._runs(input_ids=input_ids, **self._apart(batch), **self._arguments)
-        except _Enough:
-            pass
-        finally:
-            put_away(self._fetching)
-        if self._wanted:
-            never = ", ".join(sorted(self._wanted))
-            raise WorkError(f"modules that never ran: {never}; this model's forward goes without them: leave them out")
-        return output
+        inputs = {"input_ids": input_ids, **self._apart(batch), **self._uncached}
+        if self._head is None or source is None:
+            return self._watch.run(inputs)
+        with self._head.at(source):
+            return self._watch.run(inputs, to_the_end=True)
 
     def _apart(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What keeps the windows of a batch from one another and from the padding.
@@ -146,51 +107,15 @@ class Capture:
             torch.cuda.current_stream(device).synchronize()
         self._copying.clear()
 
-    def _register(self, module: torch.nn.Module, name: Name) -> Any:
-        if name.reads == "output":
-            return module.register_forward_hook(lambda _module, _args, output: self._take(name, output))
-        return module.register_forward_pre_hook(
-            lambda _module, args, kwargs: self._take(name, received(args, kwargs)), with_kwargs=True
-        )
-
-    def _take(self, name: Name, value: Any) -> None:
-        key = str(name)
-        if key not in self._wanted:  # a module that a block calls twice: the first time counts
-            return
-        self._calls[key] += 1
-        if self._calls[key] <= name.earlier:
-            return
+    def _take(self, name: Name, hidden: torch.Tensor) -> None:
         assert self._batch is not None
-        hidden_BTd = first_tensor(value)
-        if name.scale != 1.0:
-            hidden_BTd = hidden_BTd * name.scale
+        hidden_BTd = one_row_per_token(hidden, self._batch.input_ids.shape, name)
         if hidden_BTd.is_cuda:  # one of several where a model is spread
             self._copying.add(hidden_BTd.device)
-        begin = time.perf_counter()
-        copy_rows(_one_row_per_token(hidden_BTd, self._batch, name), self._batch, self._into[key], key)
+        begin, key = time.perf_counter(), str(name)
+        copy_rows(hidden_BTd.reshape(-1, name.width), self._batch, self._into[key], key)
         if not hidden_BTd.is_cuda:
             self.copy_seconds += time.perf_counter() - begin
-        self._wanted.discard(key)
-        if not self._wanted and not self._to_the_end:
-            raise _Enough
-
-
-def _takes(module: torch.nn.Module, argument: str) -> bool:
-    parameters = inspect.signature(module.forward).parameters.values()
-    return any(parameter.name == argument or parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _one_row_per_token(hidden: torch.Tensor, batch: Batch, name: Name) -> torch.Tensor:
-    """[B * T, d] of what a module gave as [B, T, ...] or, as in a mixture of experts, as [B * T, ...]."""
-    tokens = batch.input_ids.size
-    if tuple(hidden.shape[:2]) == batch.input_ids.shape or hidden.shape[0] == tokens:
-        flat = hidden.reshape(tokens, -1)
-        if flat.shape[1] == name.width:
-            return flat
-    raise WorkError(
-        f"{name}: the module gave {tuple(hidden.shape)} for {batch.input_ids.shape} tokens; "
-        f"expected is one vector of {name.width} values per token"
-    )
 
 
 def copy_rows(flat: torch.Tensor, batch: Batch, into: torch.Tensor, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from harvest.errors import RequestError, WorkError
+from harvest.errors import RequestError
 from harvest.model.architectures import decoder_layers
 from harvest.model.cache import ActivationCache, ActivationRecord, Span
 from harvest.model.modules import runs_of
@@ -20,7 +20,7 @@ from harvest.model.placing import checked_offload, in_words, own_copy, place_of
 from harvest.model.points import SITES, Name
 from harvest.model.sequences import Sequences
 from harvest.model.sites import resolve_layers, resolve_names
-from harvest.model.watch import Watch
+from harvest.model.watch import Watch, one_row_per_token, takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def capture_activations(
         raise RequestError(f"spec: {type(spec).__name__} given; allowed is CaptureSpec")
     names, place = _names(model, spec), place_of(spec.offload, "offload")
     given = Sequences.of(input_ids, attention_mask)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False):
         rows = _rows(model, names, given, given.forwards(model), place)
         if not given.real.all() and not all(row.isfinite().all() for row in rows.values()):
             # attention weighs padding with zero, and zero times NaN is NaN: it may be the padding's
@@ -104,11 +104,11 @@ def _captured(
     found: dict[str, torch.Tensor] = {}
 
     def keep(name: Name, computed: torch.Tensor) -> None:
-        rows_BTd = _one_row_per_token(computed, part, name)
+        rows_BTd = one_row_per_token(computed, tuple(part.ids.shape), name)
         found[str(name)] = own_copy(rows_BTd[0] if part.single else rows_BTd, place)
 
     with Watch(model, names, keep) as watch:
-        watch.run(**inputs)
+        watch.run({**inputs, **({"use_cache": False} if takes(watch.runs, "use_cache") else {})})
     return found
 
 
@@ -176,16 +176,3 @@ def _names(model: Any, spec: CaptureSpec) -> tuple[Name, ...]:
 
 def _label(name: Name) -> str:
     return str(name) if name.site.startswith("module") else name.site
-
-
-def _one_row_per_token(computed: torch.Tensor, given: Sequences, name: Name) -> torch.Tensor:
-    """[B, T, d] of what a module gave as [B, T, ...] or, as in a mixture of experts, as [B * T, ...]."""
-    shape = tuple(given.ids.shape)
-    if (computed.shape[:2] == shape or len(computed) == given.ids.numel()) and (
-        computed.numel() == given.ids.numel() * name.width
-    ):
-        return computed.reshape(*shape, name.width)
-    raise WorkError(
-        f"{name}: the module gave {tuple(computed.shape)} for {shape} tokens; "
-        f"expected is one vector of {name.width} values per token"
-    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.hooks import RemovableHandle
 
 Side = Literal["input", "output"]
 PROBE = (3, 5)
@@ -46,6 +47,13 @@ def received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return first_tensor(args or tuple(value for value in kwargs.values() if isinstance(value, torch.Tensor)))
 
 
+def hooked(module: nn.Module, side: Side, see: Callable[[Any], None]) -> RemovableHandle:
+    """`see` is handed what the module returns or is called with, each time that it runs, until the handle goes."""
+    if side == "output":
+        return module.register_forward_hook(lambda _module, _args, output: see(output))
+    return module.register_forward_pre_hook(lambda _module, args, kwargs: see(received(args, kwargs)), with_kwargs=True)
+
+
 def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]]) -> Probed:
     """Shapes at points (path in `model`, side) during a forward of `runs`, a part of `model`, over tokens."""
     shapes: dict[tuple[str, Side], tuple[int, ...] | None] = {}
@@ -67,7 +75,7 @@ def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]]) -> P
     error = None
     with contextlib.ExitStack() as stack:
         for point in points:
-            handle = _register(model.get_submodule(point[0]), point, see)
+            handle = hooked(model.get_submodule(point[0]), point[1], functools.partial(see, point))
             stack.callback(handle.remove)
         try:
             _forward(runs)
@@ -76,14 +84,6 @@ def probe(runs: nn.Module, model: nn.Module, points: set[tuple[str, Side]]) -> P
         except Exception as failed:  # any failure of foreign code: the caller names it, beside what was not seen
             error = f"{type(failed).__name__}: {' '.join(str(failed).split())[:200]}"
     return Probed(shapes=shapes, several=frozenset(several), error=error)
-
-
-def _register(module: nn.Module, point: tuple[str, Side], see: Any) -> Any:
-    if point[1] == "output":
-        return module.register_forward_hook(lambda _m, _a, output: see(point, output))
-    return module.register_forward_pre_hook(
-        lambda _m, args, kwargs: see(point, received(args, kwargs)), with_kwargs=True
-    )
 
 
 def _forward(runs: nn.Module) -> None:
