@@ -27,6 +27,7 @@ from harvest.estimate import probe_documents
 from harvest.forecast import Forecast, Measured, forecast
 from harvest.plan import Plan
 from harvest.reader import open_run
+from harvest.records import ShardRecord
 from harvest.results import write_results
 from harvest.runtime.coordinate import SHARDS_PER_WORKER, run_record
 from harvest.runtime.executor import cluster_address, uses_cluster
@@ -151,14 +152,33 @@ def _together(plan: Plan, workers: int, files: Files, tokens: int) -> tuple[Meas
     begin = time.monotonic()
     plan, tokens = _at(plan, files), tokens * workers
     schedule = _schedule(plan, tokens, shards=PARTS_PER_WORKER * workers)
+    heard = _Begun()
     with cluster.connected(plan.job, None), Lease.acquire(files) as lease:
-        about: dict[str, Any] = {"lease": lease, "schedule": schedule, "observer": Silent(), "begin": begin}
-        cluster.run_cluster(plan, workers, files=files, reserve_memory=False, **about)
+        about: dict[str, Any] = {"lease": lease, "schedule": schedule, "observer": heard, "begin": begin}
+        cluster.run_cluster(plan, workers, files=files, reserve_memory=False, together=True, **about)
     measured = _measured(files, schedule, None)
     if measured is None:
         raise WorkError(f"--calibrate: nothing to run among the first {tokens:,} tokens")
-    working = (measured.stages.worker_seconds - measured.stages.check) / workers
-    return measured, max(0.0, time.monotonic() - begin - working)
+    return measured, heard.mean - begin + measured.stages.check / workers + time.monotonic() - heard.last
+
+
+class _Begun(Silent):
+    """When the workers were ready, and when the last shard was committed (monotonic)."""
+
+    def __init__(self) -> None:
+        self._ready: list[float] = []
+        self.last = time.monotonic()
+
+    @property
+    def mean(self) -> float:
+        """A run's workers begin one after the other: together they have worked as if all had begun then."""
+        return sum(self._ready) / len(self._ready)
+
+    def joined(self, worker: str, where: str, workers: int) -> None:
+        self._ready.append(time.monotonic())
+
+    def committed(self, record: ShardRecord) -> None:
+        self.last = time.monotonic()
 
 
 def _at(plan: Plan, files: Files) -> Plan:

@@ -98,11 +98,13 @@ def run_cluster(
     observer: Observer,
     begin: float,
     reserve_memory: bool,
+    together: bool = False,
 ) -> None:
     """Runs the schedule to its end with so many workers. `begin` is when the command began (monotonic).
 
-    `reserve_memory`: the cluster is shared with others, and counts what the plan says a worker takes. Failures are left
-    in `schedule.failures`; raises WorkError when no worker is left, LostLeaseError after a takeover.
+    `reserve_memory`: the cluster is shared with others, and counts what the plan says a worker takes. `together`: the
+    first shard waits until all workers are ready. Failures are left in `schedule.failures`; raises WorkError when no
+    worker is left, LostLeaseError after a takeover.
     """
     if schedule.finished:
         return
@@ -118,6 +120,7 @@ def run_cluster(
             observer=counted,
             meter=meter,
             begin=begin,
+            together=together,
         ).run()
     finally:
         crew.close()

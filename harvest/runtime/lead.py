@@ -121,7 +121,9 @@ class Lead:
         meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
         begin: float = 0.0,
+        together: bool = False,
     ) -> None:
+        """`together`: nothing is handed out before all are ready, so that what is measured is all of them at work."""
         self._crew, self._schedule, self._intake, self._lease = crew, schedule, intake, lease
         self._observer, self._meter, self._clock, self._begin = observer, meter or NoMeter(), clock, begin
         self._members = {worker: _Member(since=clock()) for worker in crew.workers}
@@ -130,6 +132,7 @@ class Lead:
         self._leaving: frozenset[str] = frozenset()
         self._looked = self._grew = self._told = clock()
         self._was_loading = self._was_ready = self._moved = False
+        self._waits_for_all = together
 
     def run(self) -> None:
         """Returns when the schedule is finished. Raises WorkError without workers, LostLeaseError after a takeover."""
@@ -201,7 +204,7 @@ class Lead:
     def _send(self, worker: str) -> None:
         member, now = self._members[worker], self._clock()
         assignments = []
-        if member.stage == "ready" and not self._is_leaving(member):
+        if member.stage == "ready" and not self._is_leaving(member) and not self._waits():
             while (assignment := self._schedule.next(worker, now)) is not None:
                 assignments.append(assignment)
         wait = BUSY_SECONDS if assignments else IDLE_SECONDS
@@ -213,6 +216,12 @@ class Lead:
             wait_seconds=0.0 if member.heard is None else max(wait, len(self._members) / REPLIES_PER_SECOND),
         )
         self._crew.send(worker, order)
+
+    def _waits(self) -> bool:
+        """Once all have been ready, what is left of them does not wait for those that come anew."""
+        if self._waits_for_all:
+            self._waits_for_all = any(member.stage != "ready" for member in self._members.values())
+        return self._waits_for_all
 
     def _is_leaving(self, member: _Member) -> bool:
         """Its node will be gone before another shard is done, and there is someone else to do it."""

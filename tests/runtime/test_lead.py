@@ -213,7 +213,9 @@ class Events(Silent):
         self.given_up.append(error)
 
 
-def run(world: World, crew: Simulation, attempts: int = 3, lease: Any = None) -> tuple[FakeLedger, Schedule, Events]:
+def run(
+    world: World, crew: Simulation, attempts: int = 3, lease: Any = None, together: bool = False
+) -> tuple[FakeLedger, Schedule, Events]:
     schedule = Schedule(
         world.files,
         shard_documents=world.size,
@@ -224,8 +226,8 @@ def run(world: World, crew: Simulation, attempts: int = 3, lease: Any = None) ->
     )
     lease, ledger, events = lease or FakeLease(), FakeLedger(), Events()
     intake = Intake(ledger, lease, schedule, events)  # type: ignore[arg-type]
-    lead = Lead(crew, schedule=schedule, intake=intake, lease=lease, observer=events, clock=lambda: crew.now, begin=0.0)
-    lead.run()
+    about: dict[str, Any] = {"clock": lambda: crew.now, "begin": 0.0, "together": together}
+    Lead(crew, schedule=schedule, intake=intake, lease=lease, observer=events, **about).run()
     return ledger, schedule, events
 
 
@@ -271,6 +273,27 @@ def test_a_crew_tells_once_each_how_it_begins_before_its_first_shard() -> None:
     assert events.began[:4] == ["2 workers start", "loading", "loaded after True", "1 ready"]
     assert events.began.count("loading") == 1
     assert lease.told == ["starting 2 workers", "loading the model", "harvesting"]
+
+
+def test_together_nobody_begins_before_all_are_ready_and_later_nobody_waits_for_one_that_comes_anew() -> None:
+    """The first worker of a node loads alone, so the others are ready later than it."""
+    world = World([400], [True], 10)
+    alone: list[float] = []
+    """When somebody worked while another was not ready."""
+
+    def script(crew: Simulation) -> None:
+        if crew.now == 3 * LOAD_SECONDS:
+            crew.processes["worker-1"].state = "dead"
+        ready = [process.stage(crew.now) == "ready" for process in crew.processes.values()]
+        if not all(ready) and any(process.holds for process in crew.processes.values()):
+            alone.append(crew.now)
+
+    for together in (False, True):
+        alone.clear()
+        ledger, _, _ = run(world, Simulation(world, 2, script), together=together)
+        assert rows_of(ledger.records) == world.expected()
+        assert (min(alone) > 3 * LOAD_SECONDS) == together
+    assert len(alone) > 1, "worker-0 worked on while worker-1 loaded again"
 
 
 def test_the_only_worker_hangs_and_is_replaced() -> None:
