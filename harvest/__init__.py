@@ -6,13 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what _HOME says, for editors and type checkers
-    from harvest.activations import Activations as Activations
     from harvest.config import Job as Job
     from harvest.errors import DocumentError as DocumentError
     from harvest.errors import HarvestError as HarvestError
     from harvest.errors import RequestError as RequestError
     from harvest.errors import WorkError as WorkError
-    from harvest.joined import join as join
     from harvest.model.cache import ActivationCache as ActivationCache
     from harvest.model.cache import ActivationRecord as ActivationRecord
     from harvest.model.interface import CapturedSite as CapturedSite
@@ -21,12 +19,14 @@ if TYPE_CHECKING:  # what _HOME says, for editors and type checkers
     from harvest.model.interface import capture_activations as capture_activations
     from harvest.model.sites import decoder_layers as decoder_layers
     from harvest.model.steer import steer as steer
-    from harvest.reader import Run as Run
+    from harvest.reading.activations import Activations as Activations
+    from harvest.reading.joined import join as join
+    from harvest.reading.reader import Run as Run
+    from harvest.reading.several import open_runs
     from harvest.reduce.accumulate import ConceptAccumulator as ConceptAccumulator
     from harvest.reduce.accumulate import concept_direction as concept_direction
     from harvest.reduce.direction import Direction as Direction
     from harvest.runtime.coordinate import run as run
-    from harvest.several import open_runs
 
     open = open_runs
 
@@ -34,10 +34,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "run": "harvest.runtime.coordinate:run",
-    "open": "harvest.several:open_runs",
-    "join": "harvest.joined:join",
-    "Run": "harvest.reader:Run",
-    "Activations": "harvest.activations:Activations",
+    "open": "harvest.reading.several:open_runs",
+    "join": "harvest.reading.joined:join",
+    "Run": "harvest.reading.reader:Run",
+    "Activations": "harvest.reading.activations:Activations",
     "Direction": "harvest.reduce.direction:Direction",
     "capture_activations": "harvest.model.interface:capture_activations",
     "CaptureSpec": "harvest.model.interface:CaptureSpec",

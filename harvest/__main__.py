@@ -53,12 +53,12 @@ def plan(
         told = "allowed are whole numbers of at least 1" if calibrate else "how they do is known from --calibrate alone"
         raise RequestError(f"--workers {workers}: {told}{'' if calibrate else '; add it'}")
     from harvest import show
+    from harvest.planning.survey import survey
     from harvest.runtime.coordinate import plan_run
-    from harvest.survey import survey
 
     shown = show.plan(found := plan_run(request), survey(found))
     if calibrate:
-        from harvest.calibrate import calibrate as measure
+        from harvest.runtime.calibrate import calibrate as measure
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         measured = measure(found, workers, begin=_BEGIN)
@@ -140,11 +140,11 @@ def verify(
 ) -> None:
     """Re-reads everything a run holds and compares it with the ledger."""
     from harvest import show
+    from harvest.checking.verify import verify_run
     from harvest.errors import DamageError
-    from harvest.verify import verify_run
 
     if repair:
-        from harvest.repair import repair_run  # loads what a run needs
+        from harvest.checking.repair import repair_run  # loads what a run needs
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         mended = repair_run(run, observer=None if json else _observer())
@@ -174,7 +174,7 @@ def sites(
 def directions(run: options.RunFolder, json: options.Json = False) -> None:
     """The table of directions: name, mode, examples, norm, and what they are worth on held-out examples."""
     from harvest import show
-    from harvest.reader import open_run
+    from harvest.reading.reader import open_run
 
     _print(show.directions(open_run(run)), json)
 
@@ -187,7 +187,7 @@ def report(
 ) -> None:
     """Writes one self-contained page: what was run, what it holds, what it found and how the work went."""
     from harvest import show
-    from harvest.reader import open_run
+    from harvest.reading.reader import open_run
     from harvest.report.write import write_report
 
     found = write_report(open_run(run), out)

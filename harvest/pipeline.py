@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from harvest.buffers import Buffers, Rows
+from harvest.concepts.examples import KeptExamples
+from harvest.concepts.tokengroups import embedded, holds_embeddings
 from harvest.errors import DocumentError, HarvestError, LostLeaseError, MismatchError, RequestError
-from harvest.examples import KeptExamples
 from harvest.model.capture import Capture
 from harvest.overlap import Ahead, Behind
 from harvest.plan import Plan
@@ -32,10 +33,9 @@ from harvest.shardwork import ShardWork
 from harvest.stages import Clock, Spent, waited
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
-from harvest.storedrows import read_dtype
+from harvest.store.storedrows import read_dtype
 from harvest.text.batch import batching_of, unpadded
 from harvest.text.reasons import remedy
-from harvest.tokengroups import embedded, holds_embeddings
 
 
 class CalledOffError(Exception):

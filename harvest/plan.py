@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harvest.concepts.tokengroups import TokenGroups
 from harvest.config import Job
-from harvest.described import Described, describe, refuse_loading, special_ids, token_id
 from harvest.errors import RequestError
-from harvest.estimate import (
+from harvest.planning.described import Described, describe, refuse_loading, special_ids, token_id
+from harvest.planning.estimate import (
     Estimate,
     estimate,
     probe_documents,
@@ -27,11 +28,11 @@ from harvest.estimate import (
     totals_of,
     worker_memory,
 )
-from harvest.groups import GroupsBefore, count_groups
-from harvest.lock import lock_of
+from harvest.planning.groups import GroupsBefore, count_groups
+from harvest.planning.lock import lock_of
+from harvest.planning.sizes import Sizes, chunk_bytes_of, sizes_of
 from harvest.records import SourceFile
 from harvest.reduce.known import reductions_of
-from harvest.sizes import Sizes, chunk_bytes_of, sizes_of
 from harvest.source.open import open_source
 from harvest.source.rows import Source
 from harvest.text.answers import RightAnswers, answer_tokens
@@ -39,7 +40,6 @@ from harvest.text.chat import FIXED_DATE
 from harvest.text.spans import refuse_span, uses_spans
 from harvest.text.tokengroups import group_ids
 from harvest.text.tokenise import Tokeniser
-from harvest.tokengroups import TokenGroups
 
 if TYPE_CHECKING:
     from harvest.model.sites import Name

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harvest.directions import Check, settings_of, write_directions
+from harvest.concepts.directions import Check, settings_of, write_directions
 from harvest.records import ShardRecord
 from harvest.reduce.covariance import Covariance, CovarianceState
 from harvest.reduce.moments import Moments, NameStatistics

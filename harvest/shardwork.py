@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from harvest.buffers import Rows
+from harvest.concepts.examples import KeptExamples, ShardReads
+from harvest.concepts.logits import ShardLogits
 from harvest.environment import environment
-from harvest.examples import KeptExamples, ShardReads
-from harvest.int8 import DECODING, codes_of, quantise
-from harvest.logits import ShardLogits
 from harvest.plan import Plan
 from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, ShardRecord, ShardText, SortWindow
 from harvest.reduce.base import Block, Reduction, Saved, save_states
@@ -25,6 +24,7 @@ from harvest.stages import Clock
 from harvest.store.attempt import AttemptWriter
 from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
+from harvest.store.int8 import DECODING, codes_of, quantise
 from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name, scale_name
 from harvest.store.tables import LOGIT_DIFF, documents_table, keys_digest, sequence_numbers, tokens_table
 from harvest.text.reasons import NON_FINITE

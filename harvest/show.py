@@ -12,9 +12,9 @@ from harvest.store import layout
 
 if TYPE_CHECKING:
     from harvest.plan import Plan
-    from harvest.reader import Run
+    from harvest.planning.survey import Survey
+    from harvest.reading.reader import Run
     from harvest.reduce.direction import Direction
-    from harvest.survey import Survey
 
 ENDS = {"float16": 65504}
 """Dtype of a forward -> its largest number, where models outgrow it."""
@@ -30,8 +30,8 @@ class Shown:
 
 def plan(plan: Plan, found: Survey | None = None) -> Shown:
     """What a job will do and need, and what was `found` in its data."""
-    from harvest import survey
-    from harvest.sizes import row_bytes  # torch, which is loaded wherever there is a plan
+    from harvest.planning import survey
+    from harvest.planning.sizes import row_bytes  # torch, which is loaded wherever there is a plan
 
     estimate, resolved = plan.estimate, plan.resolved
     size = {str(name): row_bytes(name.width, resolved.store_dtype) for name in plan.names}
@@ -208,7 +208,7 @@ def directions(run: Run) -> Shown:
     """Every direction of a run, mode by mode and name by name, and where each mode tells the groups apart best."""
     if not run.direction_results:
         raise RequestError(f"{run.path}: its job asks for no [[directions]]")
-    from harvest.cards import groups  # torch, which a run with directions needs anyway
+    from harvest.concepts.cards import groups  # torch, which a run with directions needs anyway
 
     lines = []
     for result in run.direction_results:
@@ -248,7 +248,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _worth(card: Mapping[str, Any]) -> list[str]:
     """Which name to take, chosen without the held-out examples, and what shuffled labels reach there."""
-    from harvest.cards import added
+    from harvest.concepts.cards import added
 
     lines = []
     counts = card["directions"][0]["counts"]

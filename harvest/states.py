@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harvest.concepts.examples import labelled
 from harvest.errors import DamageError, RequestError
-from harvest.examples import labelled
 from harvest.records import ShardRecord
 from harvest.reduce.base import Reduction, State, StateFile, save_states
 from harvest.reduce.concepts import Concepts, ConceptState, ConceptTotal

@@ -23,9 +23,9 @@ import torch
 from bench_store import write_shard  # the tables of a shard
 
 import harvest
-from harvest.int8 import codes_of, quantise
 from harvest.records import Shard
 from harvest.store.chunks import compressed
+from harvest.store.int8 import codes_of, quantise
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 

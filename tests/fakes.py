@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from harvest.int8 import codes_of, quantise
 from harvest.records import (
     DOCUMENTS_PER_FILE,
     FORMAT_VERSION,
@@ -27,6 +26,7 @@ from harvest.results import write_results
 from harvest.store import layout
 from harvest.store.attempt import AttemptWriter
 from harvest.store.files import Files
+from harvest.store.int8 import codes_of, quantise
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 from harvest.store.tables import documents_table, keys_digest, tokens_table

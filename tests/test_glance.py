@@ -15,7 +15,7 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest import glance
-from harvest.directions import Named
+from harvest.concepts.directions import Named
 from harvest.errors import RequestError
 
 EVIL = '<script>alert("1")</script> & <b>'

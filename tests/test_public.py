@@ -19,7 +19,7 @@ USE = """
 from pathlib import Path
 from typing import assert_type
 import harvest
-from harvest.several import Runs
+from harvest.reading.several import Runs
 
 def first(run: harvest.Run, name: str) -> harvest.Activations:
     return run[name]

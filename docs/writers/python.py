@@ -8,26 +8,26 @@ import harvest
 from writers.markdown import fields, package, prose, table
 
 RETURNED = (
-    "rowset.RowSet",
-    "several.Runs",
-    "joined.Joined",
-    "quote.Quote",
-    "batches.Batches",
-    "loader.Loader",
+    "reading.rowset.RowSet",
+    "reading.several.Runs",
+    "reading.joined.Joined",
+    "reading.quote.Quote",
+    "reading.batches.Batches",
+    "reading.loader.Loader",
     "reduce.moments.NameStatistics",
     "reduce.moments.RowStatistics",
-    "best.Best",
+    "concepts.best.Best",
     "reduce.direction.Counts",
     "reduce.direction.Eraser",
     "reduce.evaluate.Evaluation",
     "reduce.evaluate.Figure",
 )
 """Classes of what is returned, in the order in which one meets them."""
-NOT_MADE = ("reader.Run", "activations.Activations", "reduce.direction.Direction")
+NOT_MADE = ("reading.reader.Run", "reading.activations.Activations", "reduce.direction.Direction")
 """Public, so that one can name them in annotations and `isinstance`."""
 SHOWN = ("__len__", "__getitem__", "__call__", "__next__")
 """Methods without a name of their own that are told of where they say something."""
-INSIDE = {"activations.Activations": ("empty", "renamed", "over", "gather", "read", "room", "fill", "pick")}
+INSIDE = {"reading.activations.Activations": ("empty", "renamed", "over", "gather", "read", "room", "fill", "pick")}
 """Methods that only other parts of Harvest use."""
 HEAD = """`import harvest` is light: it loads neither torch nor ray before one of these is used. What is wrong with a
 request is a `RequestError` that names the argument, its value and what is allowed.

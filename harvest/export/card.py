@@ -11,7 +11,7 @@ import harvest
 from harvest.export.format import Format
 from harvest.export.naming import site_and_layer
 from harvest.export.selection import Selected
-from harvest.reader import Run
+from harvest.reading.reader import Run
 from harvest.results import summarise
 
 VERSION = 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from harvest.errors import WorkError
-from harvest.storedrows import TORCH_DTYPES
+from harvest.store.storedrows import TORCH_DTYPES
 
 EXACT = {
     "float32": ("float32",),

@@ -18,7 +18,7 @@ import harvest
 from harvest.errors import RequestError
 from harvest.export.folder import Folder
 from harvest.export.known import DIRECTION_FORMATS
-from harvest.reader import Run, open_run
+from harvest.reading.reader import Run, open_run
 from harvest.reduce.direction import Direction
 from harvest.reduce.saved import card_bytes, raw_bytes
 

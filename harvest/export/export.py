@@ -21,8 +21,8 @@ from harvest.export.known import format_of
 from harvest.export.naming import NAMINGS, label
 from harvest.export.rowfilter import row_filter
 from harvest.export.selection import Column, Selected, choose_units
-from harvest.reader import Run, open_run
-from harvest.storedrows import TORCH_DTYPES
+from harvest.reading.reader import Run, open_run
+from harvest.store.storedrows import TORCH_DTYPES
 
 TABLE_BYTES_PER_ROW = 24
 """Of tokens.parquet and token columns, at most about."""

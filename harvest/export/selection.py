@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from harvest.activations import Activations
 from harvest.errors import RequestError
 from harvest.export.casting import cast_rows
 from harvest.export.staging import Staged, refuse_without_room
 from harvest.overlap import Ahead
-from harvest.reader import Run
-from harvest.shuffle import Shuffle
+from harvest.reading.activations import Activations
+from harvest.reading.reader import Run
+from harvest.reading.shuffle import Shuffle
 
 BLOCK_BYTES = 8 << 20
 """Of rows that are gathered and written together, over all names of a pass."""

@@ -11,10 +11,10 @@ import tempfile
 import numpy as np
 import torch
 
-from harvest.activations import Activations
 from harvest.errors import RequestError
+from harvest.reading.activations import Activations
 from harvest.store.files import naming_full_disk
-from harvest.storedrows import as_tensor
+from harvest.store.storedrows import as_tensor
 
 READ_BYTES = 32 << 20
 """Of one read from the store."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harvest import cards
-from harvest.best import bests
-from harvest.directions import Result, settings_of
+from harvest.concepts import cards
+from harvest.concepts.best import bests
+from harvest.concepts.directions import Result, settings_of
+from harvest.concepts.examples import keeps_examples
+from harvest.concepts.gathered import GatheredExamples
 from harvest.errors import HarvestError
-from harvest.examples import keeps_examples
-from harvest.gathered import GatheredExamples
-from harvest.reader import Run
+from harvest.reading.reader import Run
 from harvest.reduce.direction import Direction
 from harvest.reduce.evaluate import Evaluation, Figure
 from harvest.reduce.labels import A

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harvest.errors import DamageError
-from harvest.reader import Run
+from harvest.reading.reader import Run
 from harvest.report.words import layer_of
 from harvest.store import layout
 from harvest.store.tables import statistics_table

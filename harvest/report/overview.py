@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harvest.errors import DamageError
-from harvest.reader import Run
+from harvest.reading.reader import Run
 from harvest.report import words
 from harvest.report.positions import chosen_names
 from harvest.store import layout

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from harvest.rawrows import Parts
-from harvest.reader import Run, open_activations
+from harvest.reading.reader import Run, open_activations
 from harvest.report.words import layer_of
 from harvest.store.files import Files
+from harvest.store.rawrows import Parts
 
 SHARDS = 8
 """At most, evenly over the run."""

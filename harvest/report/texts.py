@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harvest.quote import spelled
-from harvest.reader import Run
+from harvest.reading.quote import spelled
+from harvest.reading.reader import Run
 
 BEFORE = 120
 AFTER = 24

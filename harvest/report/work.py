@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harvest.errors import DamageError
-from harvest.reader import Run
+from harvest.reading.reader import Run
 from harvest.stages import Stages, stages_of
 from harvest.store.layout import parse_attempt
 from harvest.store.lease import read_holder

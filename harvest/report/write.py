@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harvest.errors import HarvestError, RequestError
-from harvest.reader import Run
+from harvest.reading.reader import Run
+from harvest.reading.textsearch import pieces_of_run
 from harvest.report.concepts import concepts
 from harvest.report.health import health
 from harvest.report.overview import overview
@@ -16,7 +17,6 @@ from harvest.report.page import Facts, page
 from harvest.report.positions import position_norms
 from harvest.report.work import work
 from harvest.store import layout
-from harvest.textsearch import pieces_of_run
 
 Found = TypeVar("Found")
 Pieces = Callable[[], Sequence[bytes] | None]

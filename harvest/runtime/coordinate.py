@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import harvest
+from harvest.concepts.steercheck import SteerCheck, refuse_check
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan, make_plan, refuse_at_once
-from harvest.reader import Run, open_run
+from harvest.reading.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
 from harvest.runtime.executor import cluster_address, device_elsewhere, refuse_executor, uses_cluster
@@ -27,7 +28,6 @@ from harvest.runtime.inline import loaded, run_inline, threads_of
 from harvest.runtime.progress import Observer, Quiet
 from harvest.runtime.resume import grown, refuse_difference, refuse_other_job
 from harvest.runtime.schedule import Schedule
-from harvest.steercheck import SteerCheck, refuse_check
 from harvest.store import folder, layout
 from harvest.store.files import Files
 from harvest.store.lease import Lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harvest.errors import HarvestError
-from harvest.reader import Run
+from harvest.reading.reader import Run
 from harvest.runtime.progress import Observer
 from harvest.store import layout
 

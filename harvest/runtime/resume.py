@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harvest.config import Job
 from harvest.errors import DamageError, RequestError
-from harvest.lock import GROWING, asked_differences, differences, limit_differences
+from harvest.planning.lock import GROWING, asked_differences, differences, limit_differences
 from harvest.store.ledger import Ledger, RunRecord
 from harvest.store.opening import open_files
 

@@ -20,9 +20,9 @@ import torch
 from harvest.config import load_job
 from harvest.environment import allow_open_files
 from harvest.errors import HarvestError, LostLeaseError, MismatchError, RequestError
-from harvest.lock import differences
 from harvest.pipeline import CalledOffError, Pipeline, Progress, Watch
 from harvest.plan import Plan, make_plan
+from harvest.planning.lock import differences
 from harvest.records import Assignment, ShardText, SourceFile
 from harvest.runtime.intake import Report, facts_of_text, report_of
 from harvest.runtime.logs import say

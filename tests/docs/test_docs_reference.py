@@ -23,8 +23,8 @@ import harvest
 from harvest.__main__ import app
 from harvest.config import Job, load_job
 from harvest.model.architectures import ARCHITECTURES, WRAPPERS
-from harvest.reader import Run
-from harvest.several import Runs
+from harvest.reading.reader import Run
+from harvest.reading.several import Runs
 
 sys.path.insert(0, str(ROOT / "docs"))
 

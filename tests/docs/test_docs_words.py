@@ -14,7 +14,7 @@ from realdata import ROOT
 
 from harvest.__main__ import app
 from harvest.config import Job
-from harvest.reader import Run
+from harvest.reading.reader import Run
 
 TABLES = {
     name: set(kind.annotation.model_fields)  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import numpy as np
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
-from harvest.reader import Run
+from harvest.reading.reader import Run
 
 RANDOM = np.random.default_rng(5)
 HOSTILE = "<script>alert('x')</script>&amp;<img src=http://evil.example/x.png onerror=alert(1)>"

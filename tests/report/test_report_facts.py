@@ -14,7 +14,7 @@ from reportcase import DIRECTION, records, run
 from tiny import tiny_llama
 
 import harvest
-from harvest.quote import spelled
+from harvest.reading.quote import spelled
 from harvest.report.concepts import Projected
 from harvest.report.health import massive_dimensions
 from harvest.report.page import Facts

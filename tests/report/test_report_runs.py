@@ -13,9 +13,9 @@ from reportcase import DIRECTION, parse, records, run
 
 import harvest
 from harvest import show
+from harvest.checking.verify import verify_run
 from harvest.report import write
 from harvest.runtime import coordinate
-from harvest.verify import verify_run
 
 
 def test_a_finished_run_has_its_report_and_nothing_calls_it_foreign(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_overwriting_a_run_removes_its_report_before_anything_is_harvested(
 
 
 def test_a_mended_run_has_a_new_report(tmp_path: Path) -> None:
-    from harvest.repair import repair_run
+    from harvest.checking.repair import repair_run
 
     run(tmp_path / "run")
     (tmp_path / "run/report.html").write_text("old")

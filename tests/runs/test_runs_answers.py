@@ -15,9 +15,9 @@ from runcase import Died, Failing, bury, install, run
 from tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_gpt2, tiny_llama
 
 import harvest
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError, WorkError
-from harvest.repair import repair_run
-from harvest.verify import verify_run
 
 AT = "residual.1"
 ONE_NAME = {"layers": [1]}

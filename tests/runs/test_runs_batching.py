@@ -18,9 +18,9 @@ from tiny import BOS, EOS, amplify, byte_tokenizer, tiny_llama
 from transformers import FNetConfig, FNetModel
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import HarvestError, RequestError, WorkError
 from harvest.model import capture, packing
-from harvest.verify import verify_run
 
 GENERATOR = np.random.default_rng(3)
 DOCUMENTS = [GENERATOR.integers(2, 60, length).tolist() for length in [3, 11, 1, 30, 7, 7, 19, 2, 2, 5, 24, 1, 13] * 3]

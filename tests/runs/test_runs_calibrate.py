@@ -20,11 +20,11 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.__main__ import _status
-from harvest.calibrate import calibrate
 from harvest.errors import RequestError, WorkError
-from harvest.forecast import Forecast, cores
 from harvest.model.capture import Capture
+from harvest.runtime.calibrate import calibrate
 from harvest.runtime.coordinate import plan_run
+from harvest.runtime.forecast import Forecast, cores
 from harvest.stages import stages_of
 from harvest.store.opening import open_files
 

@@ -19,9 +19,9 @@ from runcase import Died, Failing, bury, errors_alone, install, job, run, stacke
 from tiny import byte_tokenizer, tiny_gpt2, tiny_llama
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import HarvestError, RequestError, WorkError
 from harvest.runtime.status import status_of
-from harvest.verify import verify_run
 
 IDS = [[5, 9, 17], [23, 31, 40, 50, 60, 7, 8], [11], [12, 13, 14, 15], [9, 8, 7, 6, 5]]
 

@@ -17,11 +17,11 @@ from runcase import Died, Failing, bury, install, run, stacked
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError, WorkError
 from harvest.export.export import Request, export_run
 from harvest.reduce.sample import held_out
-from harvest.repair import repair_run
-from harvest.verify import verify_run
 
 AT = "residual.1"
 ONE_NAME = {"layers": [1]}

@@ -13,11 +13,11 @@ from safetensors.numpy import load
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.config import load_job
 from harvest.errors import DamageError, RequestError
 from harvest.plan import Plan, make_plan
-from harvest.repair import repair_run
-from harvest.verify import verify_run
 
 TEXTS = ["".join(chr(97 + (i * k + k * k) % 26) for i in range(40 + 3 * k)) for k in range(24)]
 

@@ -16,8 +16,8 @@ from safetensors.numpy import load, save
 from spoilt import STATES, object_of, spoil
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import DamageError
-from harvest.verify import verify_run
 
 TEXTS = ["".join(chr(97 + (i * k + k * k) % 26) for i in range(40 + 3 * k)) for k in range(12)]
 ROWS = [{"text": text, "label": str(k % 2)} for k, text in enumerate(TEXTS)]

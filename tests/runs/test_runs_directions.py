@@ -16,10 +16,10 @@ from runcase import Died, Failing, bury, install, job, run, stacked
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError, WorkError
 from harvest.reduce.direction import Direction
 from harvest.reduce.sample import held_out
-from harvest.verify import verify_run
 
 AT = "residual.1"
 ONE_NAME = {"layers": [1]}
@@ -305,7 +305,7 @@ def test_a_finished_run_is_only_read_and_an_unfinished_one_computes_from_what_is
 
 
 def test_what_is_read_back_is_what_was_computed(tmp_path: Path) -> None:
-    from harvest.directions import compute
+    from harvest.concepts.directions import compute
 
     _, opened = made(tmp_path / "run", texts(80), asked(modes=["mean_difference", "leace", "pca"], holdout=0.3))
     (computed,) = compute(opened.files, opened.record, opened.shards)
@@ -321,7 +321,7 @@ def test_what_is_read_back_is_what_was_computed(tmp_path: Path) -> None:
 
 
 def test_damaged_directions_are_found_and_repair_writes_them_again(tmp_path: Path) -> None:
-    from harvest.repair import repair_run
+    from harvest.checking.repair import repair_run
 
     rows, model = texts(12), tiny_llama(vocab=300)
     source = jsonl(tmp_path / "a.jsonl", rows)

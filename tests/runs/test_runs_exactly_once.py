@@ -15,8 +15,8 @@ from runcase import Died, Failing, bury, install, job, write_texts
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import HarvestError, RequestError, WorkError
-from harvest.verify import verify_run
 
 MODEL, TOKENIZER = tiny_llama(layers=2, vocab=300), byte_tokenizer()
 TEXTS = ["abc", "", "a much longer text than the others", "d", "ee ee ee", "", "xyz" * 9, "k", "last one"]

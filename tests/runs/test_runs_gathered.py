@@ -12,9 +12,9 @@ import pytest
 from commandcase import jsonl
 from runcase import run
 
-from harvest import gathered
+from harvest.concepts import gathered
+from harvest.concepts.gathered import GatheredExamples
 from harvest.errors import DamageError
-from harvest.gathered import GatheredExamples
 from harvest.results import write_results
 from harvest.settings.direction import DirectionSettings
 from harvest.store.examples import examples_bytes

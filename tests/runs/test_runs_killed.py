@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from plainrun import attempts_without_record, first_difference, read_plain
 
-from harvest.verify import verify_run
+from harvest.checking.verify import verify_run
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "jobs"))

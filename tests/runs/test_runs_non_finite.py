@@ -20,11 +20,11 @@ from runcase import run, stacked
 
 import harvest
 from harvest.__main__ import _status
+from harvest.checking.verify import verify_run
 from harvest.errors import WorkError
 from harvest.model.points import SITES
 from harvest.model.sites import resolve_names
 from harvest.shardwork import ShardWork
-from harvest.verify import verify_run
 
 ODD = 50
 """The id whose embedding is no number."""

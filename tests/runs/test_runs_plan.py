@@ -149,7 +149,7 @@ def test_groups_are_counted_with_their_labels_and_those_in_none(command: Command
 def test_a_count_that_is_cut_says_of_how_many(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harvest.survey.COUNTED", 100)
+    monkeypatch.setattr("harvest.planning.survey.COUNTED", 100)
     out = command("plan", jsonl(tmp_path / "a.jsonl", labelled(300)), directions=[DIRECTION])[1]
     assert "of the first 100 documents: A 50 ('1' 50); B 50 ('0' 50)" in line_of(out, "direction d")
 
@@ -304,7 +304,7 @@ def test_data_sorted_by_length_are_judged_as_a_whole(
     )
     data, true = jsonl(tmp_path / "a.jsonl", rows), tokens_of(rows)
     if not whole:
-        monkeypatch.setattr("harvest.totals.WHOLE_BYTES", 0)
+        monkeypatch.setattr("harvest.planning.totals.WHOLE_BYTES", 0)
     found = planned(command, data)
     assert found["judged"]["from"] == ("lengths" if whole else "places")
     assert abs(found["tokens"] - true) < 0.03 * true

@@ -19,8 +19,8 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest import plan as planning
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError
-from harvest.verify import verify_run
 
 TEXTS = ["abc", "", "a much longer text than the others", "d", "ee ee ee", "", "xyz" * 9, "k"]
 STORED = [text for text in TEXTS if text]

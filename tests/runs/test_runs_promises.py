@@ -23,8 +23,8 @@ from runcase import Died, Failing, bury, install, job, run
 from tiny import TINY, byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import DamageError, RequestError, WorkError
-from harvest.verify import verify_run
 
 MODEL, TOKENIZER = tiny_llama(layers=2, vocab=300), byte_tokenizer()
 ROOT = Path(__file__).parent.parent.parent

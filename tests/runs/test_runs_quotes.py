@@ -14,7 +14,7 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.errors import RequestError
-from harvest.quote import spelled
+from harvest.reading.quote import spelled
 
 TEXTS = ["a film in Paris", "naïve café ✓ naïve", "b", "aaaa", "漢字"]
 

@@ -12,9 +12,9 @@ from runcase import job
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError
 from harvest.reduce.known import reduction_of
-from harvest.verify import verify_run
 
 TEXTS = ["abc", "d", "ef", "ghij", "k"]
 

@@ -20,12 +20,12 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.__main__ import _status
+from harvest.checking.repair import Repair, repair_run
+from harvest.checking.verify import verify_run
 from harvest.errors import DamageError, HarvestError, MismatchError, RequestError
-from harvest.repair import Repair, repair_run
 from harvest.runtime import coordinate
 from harvest.store.lease import Lease
 from harvest.store.opening import open_files
-from harvest.verify import verify_run
 
 TEXTS = ["abc", "", "a much longer text than the others", "d", "ee ee ee", "", "xyz" * 9, "k", "last one", "and", "on"]
 KEY = "f00000-s000001"
@@ -241,7 +241,7 @@ def killed(path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
         return counted[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr("harvest.repair.open_files", wrapped)
+        patch.setattr("harvest.checking.repair.open_files", wrapped)
         patch.setattr(coordinate, "open_files", wrapped)
         with contextlib.suppress(Died, OSError, HarvestError):
             repair_run(path)

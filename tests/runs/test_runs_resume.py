@@ -16,7 +16,7 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.errors import DamageError, RequestError
-from harvest.lock import asked_of, differences
+from harvest.planning.lock import asked_of, differences
 from harvest.store import ledger as ledger_module
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files

@@ -21,13 +21,13 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest.__main__ import _status
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.config import Job
+from harvest.planning.sizes import chunk_bytes_of
 from harvest.records import StoredObject
-from harvest.repair import repair_run
-from harvest.sizes import chunk_bytes_of
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
-from harvest.verify import verify_run
 
 TEXTS = ["abc", "", "a much longer text than the others", "d", "ee ee ee", "xyz" * 9, "k", "last one", "and", "on"]
 SMALL = {

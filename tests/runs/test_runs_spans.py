@@ -20,8 +20,8 @@ from runcase import job, run
 from tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError
-from harvest.verify import verify_run
 
 TEXTS = ["the quick fox", "née à Paris", "ab", "of a café", "none here", "x"]
 SPANS = [

@@ -14,10 +14,10 @@ from runcase import run
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError
 from harvest.reduce.sample import held_out
-from harvest.repair import repair_run
-from harvest.verify import verify_run
 
 RANDOM = np.random.default_rng(8)
 ROWS = [

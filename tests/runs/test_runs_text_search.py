@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 import harvest
 from harvest.errors import RequestError
+from harvest.reading.textsearch import _covered, _occurrences
 from harvest.text.pieces import SPECIAL, pieces_of
-from harvest.textsearch import _covered, _occurrences
 
 TEXTS = ["a film in Paris", "Paris, Paris!", "par is", "naïve café ✓ naïve", "", "ParisParis", "aaaa"]
 

@@ -15,9 +15,9 @@ from runcase import Died, Failing, bury, install, job, run
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.errors import RequestError
-from harvest.repair import repair_run
-from harvest.verify import verify_run
 
 A_TEXTS, B_TEXTS = ["a", "c", "q"], ["b", "z", "7"]
 TEXTS = [{"text": f"text {number}", "label": str(number % 2)} for number in range(12)]

@@ -16,6 +16,7 @@ from commandcase import jsonl
 from plainrun import snapshot
 from runcase import run
 
+from harvest.checking.verify import verify_run
 from harvest.records import StoredObject
 from harvest.reduce.base import load_states, save_states
 from harvest.reduce.histogram import Histogram
@@ -23,7 +24,6 @@ from harvest.reduce.moments import Moments
 from harvest.results import summarise
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
-from harvest.verify import verify_run
 
 TEXTS = ["abc", "", "a much longer text than the others", "d", "ee ee ee", "xyz" * 9, "last one"]
 SMALL = {"store": {"shard_documents": 3}, "tokens": {"context": 16}, "capture": {"layers": [1, 2]}}
@@ -147,7 +147,7 @@ def test_a_pooled_row_that_the_stored_rows_do_not_give_is_damage(pool: str, path
 def test_the_pools_of_a_document_are_made_again_over_the_blocks_of_the_scan(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harvest.scan.SCAN_BYTES", 16 * 4 * 2)
+    monkeypatch.setattr("harvest.checking.scan.SCAN_BYTES", 16 * 4 * 2)
     assert found(path) == []
     vouched(path, "pooled/max/residual.1/c.0.0", lambda data: data[:8] + bytes(4) + data[12:])
     assert "pooled/max/residual.1: row 0 is not what" in found(path)[0]

@@ -16,8 +16,8 @@ from spoilt import SHARD, spoil_examples, spoil_sums
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
-from harvest.directions import content_hash
-from harvest.verify import verify_run
+from harvest.checking.verify import verify_run
+from harvest.concepts.directions import content_hash
 
 ROWS = [
     {"text": "abcdefgh"[i % 5 :] + "xy"[i % 2] * (1 + i % 3), "label": str(i % 2), "pid": i // 2, "w": 1 + i % 3}

@@ -14,10 +14,10 @@ from spoilt import SHARD, STATES, object_of, spoil_sums
 from tiny import byte_tokenizer, tiny_llama
 
 from harvest import reduce
+from harvest.checking.findings import Report
+from harvest.checking.repair import repair_run
+from harvest.checking.verify import verify_run
 from harvest.errors import DamageError
-from harvest.findings import Report
-from harvest.repair import repair_run
-from harvest.verify import verify_run
 
 TEXTS = ["".join(chr(97 + (i * k + k * k) % 26) for i in range(40 + 3 * k)) for k in range(12)]
 JOB = {"store": {"shard_documents": 6}, "capture": {"layers": [1, 2]}}
@@ -90,7 +90,7 @@ def test_a_sound_run_has_every_reduction_made_again_in_blocks_of_any_size(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rows in (10**6, 7, 1):
-        monkeypatch.setattr("harvest.scan.SCAN_BYTES", 16 * 4 * rows)
+        monkeypatch.setattr("harvest.checking.scan.SCAN_BYTES", 16 * 4 * rows)
         report = verify_run(path)
         assert report.findings == ()
         assert report.remade == ("covariance", "health", "moments", "places")

@@ -1,0 +1,1 @@
+"""Directions of a run: what its shards keep for them, what they are, what they are worth."""

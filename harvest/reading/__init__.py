@@ -1,0 +1,1 @@
+"""Runs as tables and arrays: rows, tokens, texts, and shuffled batches for training."""
