@@ -1,4 +1,4 @@
-"""Where captured rows gather until they are written: allocated once, two sets in turn."""
+"""Where captured rows gather until they are written: allocated once, a few sets in turn."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ Rows = Mapping[str, torch.Tensor]
 """Name -> [rows, d] in the stored dtype, on the host."""
 
 
+def sets_for(device: str) -> int:
+    """One fills while another is written; where an accelerator fills them, a third is reduced meanwhile."""
+    return 2 if device == "cpu" else 3
+
+
 class Buffers:
-    """Two sets of row buffers: one fills while the other is written; a third waits: back-pressure."""
+    """So many sets of row buffers; who wants one more waits: back-pressure."""
 
-    SETS = 2
-
-    def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, *, pinned: bool) -> None:
+    def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, *, sets: int, pinned: bool) -> None:
         """`widths`: name -> values of a row; `pinned`: page-locked, for copies from an accelerator."""
         self._widths, self._dtype, self._pinned = widths, dtype, pinned
         self._free: queue.Queue[dict[str, torch.Tensor]] = queue.Queue()
-        for _ in range(self.SETS):
+        for _ in range(sets):
             self._free.put({})
         self._lent: dict[int, dict[str, torch.Tensor]] = {}
 

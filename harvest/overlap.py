@@ -95,6 +95,28 @@ class Behind:
         future.add_done_callback(lambda _: self._room.release())
         return future
 
+    def submit_after(self, first: Behind | None, function: Callable[..., T], *args: Any) -> Future[T]:
+        """The same, once `first` has done all that it was given before; at once without it.
+
+        `first` waits where there is no room here, and ends before this one does.
+        """
+        if first is None:
+            return self.submit(function, *args)
+        ended: Future[T] = Future()
+        first.submit(lambda: self.submit(function, *args).add_done_callback(lambda done: _pass_on(done, ended)))
+        return ended
+
+
+def _pass_on(done: Future[T], to: Future[T]) -> None:
+    """How a call ended; one that was cancelled never does, for then nobody waits any more."""
+    if done.cancelled():
+        return
+    error = done.exception()
+    if error is None:
+        to.set_result(done.result())
+    else:
+        to.set_exception(error)
+
 
 def within(seconds: float, call: Callable[[], T]) -> T:
     """What `call` returns or raises; TimeoutError after so long, while it ends by itself and unheard."""

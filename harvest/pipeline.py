@@ -2,6 +2,7 @@
 
     source -> tokenise -> batch -> forward + capture -> reduce -> arrays, tables -> a record for the ledger
     `------ thread 1 ------'       `----------- this thread -------'  `------ thread 2 ------'
+                                   (an accelerator's rows are reduced in a thread between these two)
 
 A shard is tokenised whole before its first forward, so the place of every row is known; batches depend on the shard
 alone, so its bits do not depend on who works beside it. Rows gather in memory for one sort window, in dataset order,
@@ -10,16 +11,20 @@ and are reduced and written window by window. Nothing is committed here: the coo
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from harvest.buffers import Buffers, Rows
+from harvest.buffers import Buffers, Rows, sets_for
 from harvest.concepts.examples import KeptExamples
 from harvest.concepts.tokengroups import embedded, holds_embeddings
 from harvest.errors import DocumentError, HarvestError, LostLeaseError, MismatchError, RequestError
@@ -30,7 +35,7 @@ from harvest.records import Assignment, Batch, Shard, ShardRecord, ShardText, So
 from harvest.reduce.known import reductions_of
 from harvest.selfcheck import self_check
 from harvest.shardwork import ShardWork
-from harvest.stages import Clock, Spent, waited
+from harvest.stages import REDUCED_BESIDE, Clock, Spent, waited
 from harvest.store.files import Files
 from harvest.store.layout import attempt_name
 from harvest.store.storedrows import read_dtype
@@ -87,6 +92,16 @@ class Watch:
     """The pipeline breaks off: the iterator that it takes shards from must not wait for another one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lines:
+    """What a shard passes through while the pipeline runs."""
+
+    capture: Capture
+    reducing: Behind | None
+    """Sums are made beside the next rows' forward; None where that is on the same cores, and waits for them."""
+    writing: Behind
+
+
 class Pipeline:
     """One replica of the model, and the stages around it."""
 
@@ -106,13 +121,19 @@ class Pipeline:
         self.plan, self.model, self.files, self.life = plan, model, files, life
         self.watch = watch or Watch()
         self.reductions = reductions_of(plan.job.statistics)
+        sets = sets_for(plan.resolved.device)
         self._buffers = Buffers(
             {str(name): name.width for name in plan.names},
             read_dtype(plan.resolved.store_dtype),
+            sets=sets,
             pinned=plan.resolved.device == "cuda",
         )
+        self._beside = sets > 2
+        """Sums are made while an accelerator is at the next rows."""
         self._team = ThreadPoolExecutor(plan.resolved.threads, "harvest-reduce")
-        """While it works, the forward waits: together they keep as many cores busy as one of them."""
+        """While it works, a forward on the same cores waits: they keep as many cores busy as one of them."""
+        self._turn = threading.Lock()
+        """Held while the model runs: it may be asked again for rows that are being reduced."""
         self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
         self._dtype: torch.dtype = getattr(torch, plan.resolved.dtype)
         self._checked = False
@@ -129,13 +150,15 @@ class Pipeline:
         with (
             Capture(self.model, self.plan.names, self.plan.answers) as capture,
             Ahead(self._read_all(assignments), depth=1, name="harvest-read") as texts,
-            Behind(depth=4, name="harvest-write") as behind,
+            Behind(depth=4, name="harvest-write") as writing,
+            Behind(depth=4, name="harvest-sums") if self._beside else contextlib.nullcontext() as reducing,
         ):
+            lines = _Lines(capture=capture, reducing=reducing, writing=writing)
             try:
                 for item in waited(texts, self._spent.clock("forward.idle")):
                     if item is not None:
                         assignment, text, seconds = item
-                        future = self.harvest(assignment, text, capture, behind, seconds)
+                        future = self.harvest(assignment, text, lines, seconds)
                         pending.append((assignment, future))
                         future.add_done_callback(lambda _: texts.wake())  # its outcome must not wait for the next shard
                     while len(pending) > 1 or (pending and pending[0][1].done()):
@@ -178,14 +201,9 @@ class Pipeline:
         return assignment, text
 
     def harvest(
-        self,
-        assignment: Assignment,
-        text: ShardText | Exception,
-        capture: Capture,
-        behind: Behind,
-        seconds: Mapping[str, float],
+        self, assignment: Assignment, text: ShardText | Exception, lines: _Lines, seconds: Mapping[str, float]
     ) -> Future[ShardRecord]:
-        """Forward, capture and reduce a shard here, write it behind; the future is its record, or its error.
+        """Forward, capture and reduce a shard, write it behind; the future is its record, or its error.
 
         `seconds`: what went into reading it.
         """
@@ -195,22 +213,31 @@ class Pipeline:
         work.seconds.update(seconds)
         try:
             if not self._checked and text.windows:
-                self._check(work, text, capture)
+                self._check(work, text, lines.capture)
             for window in self.batches(text):
                 self._require_wanted(assignment)
                 with self._spent.clock("forward.blocked"):
                     rows = self._buffers.take(window.rows)
                 try:
-                    self.forward(window, capture, rows, work)
+                    self.forward(window, lines.capture, rows, work)
                 except BaseException:
                     self._buffers.give_back(rows)
                     raise
-                with self._spent.clock("forward.blocked"):
-                    behind.submit(work.write, window, rows, self._buffers.give_back)
+                self._hand_on(window, lines, rows, work)
                 work.raise_error()
         except Exception as error:
-            return behind.submit(work.give_up, error)
-        return behind.submit(work.finish)
+            return lines.writing.submit_after(lines.reducing, work.give_up, error)
+        return lines.writing.submit_after(lines.reducing, work.finish)
+
+    def _hand_on(self, window: SortWindow, lines: _Lines, rows: Rows, work: ShardWork) -> None:
+        """Captured rows are added to the sums, and then written behind; what fails there, the work remembers."""
+        again = partial(self._again, window, lines.capture, rows, work)
+        if lines.reducing is None:
+            work.take(window, rows, again)
+        with self._spent.clock("forward.blocked"):
+            if lines.reducing is not None:
+                lines.reducing.submit(work.take, window, rows, again, REDUCED_BESIDE)
+            lines.writing.submit_after(lines.reducing, work.write, window, rows, self._buffers.give_back)
 
     def _check(self, work: ShardWork, text: ShardText, capture: Capture) -> None:
         """The replica's own check, before its first forward."""
@@ -257,38 +284,31 @@ class Pipeline:
         return embedded(self.plan.job.directions, self.plan.token_groups, self.model)
 
     def forward(self, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> None:
-        """Fills `rows` batch by batch, and adds them to the sums.
-
-        Where a value is no finite number, its window runs once more in a line of its own: attention weighs what it
-        must not see with zero, and zero times NaN is NaN, so it may come from a neighbour or from the padding.
-        """
+        """Fills `rows` batch by batch."""
         for batch in window.batches:
             seconds = self._run(batch, window, capture, rows, work)
             self.watch.advanced(self._progress(work, batch, seconds))
-        with work.clock("forward"):
+        with work.clock("forward"), self._turn:
             capture.wait()
-        with work.clock("reduce"):
-            work.round(window, rows)
-            sums = work.reduced(window, rows)
-        if not work.all_finite(sums, window, rows):
-            again = list(unpadded(window.batches, work.odd_rows(window, rows)))
-            for batch in again:
-                self._run(batch, window, capture, rows, work)
-            with work.clock("forward"):
-                capture.wait()
-            with work.clock("reduce"):
-                for batch in again:
-                    work.round(window, rows, batch.rows)
-                sums = work.reduced(window, rows)
-        with work.clock("reduce"):
-            work.add(sums, window, rows)
+
+    def _again(
+        self, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork, odd: np.ndarray
+    ) -> Sequence[Batch]:
+        """Runs the texts of these rows, bool [n], once more, each in a line of its own."""
+        batches = list(unpadded(window.batches, odd))
+        with self._turn:
+            for batch in batches:
+                self._capture(batch, window, capture, rows, work)
+            capture.wait()
+        return batches
 
     def _run(self, batch: Batch, window: SortWindow, capture: Capture, rows: Rows, work: ShardWork) -> float:
         """One forward; its seconds, without those of the copies to `rows`."""
-        before = capture.copy_seconds
-        with work.clock("forward") as clock:
-            self._capture(batch, window, capture, rows, work)
-        copied = capture.copy_seconds - before
+        with self._turn:
+            before = capture.copy_seconds
+            with work.clock("forward") as clock:
+                self._capture(batch, window, capture, rows, work)
+            copied = capture.copy_seconds - before
         work.seconds["forward"] -= copied
         work.seconds["copy"] += copied
         return clock.seconds - copied

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harvest.buffers import sets_for
 from harvest.concepts.tokengroups import TokenGroups
 from harvest.config import Job
 from harvest.errors import RequestError
@@ -185,6 +186,7 @@ def _memory(job: Job, found: Described, resolved: Resolved, sizes: Sizes) -> int
     """Peak of one worker."""
     return worker_memory(
         rows_per_sort_window=resolved.rows_per_sort_window,
+        sort_windows=sets_for(resolved.device),
         bytes_per_row=sizes.captured,
         tokens_per_batch=resolved.tokens_per_batch,
         weight_bytes=found.weight_bytes,

@@ -16,7 +16,16 @@ from harvest.concepts.examples import KeptExamples, ShardReads
 from harvest.concepts.logits import ShardLogits
 from harvest.environment import environment
 from harvest.plan import Plan
-from harvest.records import FORMAT_VERSION, ArraySpec, Assignment, DocumentRow, ShardRecord, ShardText, SortWindow
+from harvest.records import (
+    FORMAT_VERSION,
+    ArraySpec,
+    Assignment,
+    Batch,
+    DocumentRow,
+    ShardRecord,
+    ShardText,
+    SortWindow,
+)
 from harvest.reduce.base import Block, Reduction, Saved, save_states
 from harvest.reduce.concepts import Concepts
 from harvest.reduce.pool import DocumentPool, Pooled
@@ -96,7 +105,31 @@ class ShardWork:
         """A context that adds its busy seconds to the stage's."""
         return Clock(self.seconds, stage)
 
-    def round(self, window: SortWindow, rows: Rows, at: np.ndarray | None = None) -> None:
+    def take(
+        self, window: SortWindow, rows: Rows, again: Callable[[np.ndarray], Iterable[Batch]], stage: str = "reduce"
+    ) -> None:
+        """Adds a window's rows, as stored and in dataset order, to every sum; on the clock of `stage`.
+
+        Where a value is no finite number, its window runs once more in a line of its own: attention weighs what it
+        must not see with zero, and zero times NaN is NaN, so it may come from a neighbour or from the padding. `again`
+        is given those rows, bool [n], and the batches that it has run. After an error, which `finish` will raise,
+        nothing happens.
+        """
+        if self._error is not None:
+            return
+        try:
+            with self.clock(stage):
+                self._round(window, rows)
+                sums = self._reduced(window, rows)
+                if not self._all_finite(sums, window, rows):
+                    for batch in again(self._odd_rows(window, rows)):
+                        self._round(window, rows, batch.rows)
+                    sums = self._reduced(window, rows)
+                self._add(sums, window, rows)
+        except Exception as error:
+            self._error = error
+
+    def _round(self, window: SortWindow, rows: Rows, at: np.ndarray | None = None) -> None:
         """Makes of a window's rows, in place, what the store will give back; of those at int64 [k], or of all.
 
         int8 rounds, and what is reduced and read are rows as stored; every other dtype they have already.
@@ -112,8 +145,8 @@ class ShardWork:
             self._scales[window.first_row][name].index_copy_(0, index, quantise(some))
             block.index_copy_(0, index, some)
 
-    def reduced(self, window: SortWindow, rows: Rows) -> Sums:
-        """Every sum with a window's rows, as stored and in dataset order, on top; `add` makes it count."""
+    def _reduced(self, window: SortWindow, rows: Rows) -> Sums:
+        """Every sum with a window's rows, as stored and in dataset order, on top; `_add` makes it count."""
         at, rows = self._stored(window, rows)
         tokens = self._text.tokens
         special, document, position = tokens.special[at], tokens.document[at], tokens.position[at]
@@ -137,12 +170,12 @@ class ShardWork:
         stored = slice(int(self._stored_before[at.start]), int(self._stored_before[at.stop]))
         return stored, {name: block.index_select(0, index) for name, block in rows.items()}
 
-    def odd_rows(self, window: SortWindow, rows: Rows) -> np.ndarray:
+    def _odd_rows(self, window: SortWindow, rows: Rows) -> np.ndarray:
         """bool [n]: the window's row of some name, or a logit there, is no finite number."""
         odd = non_finite_rows(rows)
         return odd if self.logits is None else odd | self.logits.odd_rows(window)
 
-    def all_finite(self, sums: Sums, window: SortWindow, rows: Rows) -> bool:
+    def _all_finite(self, sums: Sums, window: SortWindow, rows: Rows) -> bool:
         """Whether the window's rows, which are in these sums or only read, hold finite numbers only, and its logits."""
         if self.logits is not None and self.logits.odd_rows(window).any():
             return False
@@ -155,8 +188,8 @@ class ShardWork:
             state.non_finite_values == self._states[0][name].non_finite_values for name, state in sums[0].items()
         )
 
-    def add(self, sums: Sums, window: SortWindow, rows: Rows) -> None:
-        """What `reduced` made of the window counts from now on, and so do its documents with odd values."""
+    def _add(self, sums: Sums, window: SortWindow, rows: Rows) -> None:
+        """What `_reduced` made of the window counts from now on, and so do its documents with odd values."""
         if not self._sums_finite(sums):
             at, stored = self._stored(window, rows)
             odd, tokens = np.flatnonzero(non_finite_rows(stored)) + at.start, self._text.tokens

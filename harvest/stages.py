@@ -8,7 +8,8 @@ and what is no stage of it was spent waiting for one of the others. All in secon
     check           a worker's first documents, compared       forward.idle     no shard was read
     forward         the model; of an accelerator with copies   forward.blocked  the writer had no room, or was not done
     copy            rows to where they gather                  worker           all of the model's line
-    reduce          sums                                       start            a worker's begin to its first forward
+    reduce          sums; windows that run once more           start            a worker's begin to its first forward
+    reduce.beside   the same, beside an accelerator's forward
     write, pool     rows to the store; pooled rows             load             of it, loading the model
     finish          tables and sums, made durable
     commit          the outcome of the shard before is taken: where the work is in one process, its record is written
@@ -23,6 +24,7 @@ from typing import TypeVar
 
 from harvest.records import ShardRecord
 
+REDUCED_BESIDE = "reduce.beside"
 OWN = ("forward", "copy", "reduce", "check", "commit")
 """Stages of the model's own line."""
 BESIDE = ("read", "write", "pool", "finish")
@@ -108,6 +110,8 @@ class Stages:
     worker_seconds: float
     """Of the lines of all workers' models, from their first shard asked for to their last one done."""
     stages: Mapping[str, Stage]
+    reduced_beside: float
+    """Of the seconds of `reduce`: in a line of its own, beside an accelerator's forward."""
     other: float
     """Of those seconds: between the stages."""
     limit: str
@@ -211,11 +215,15 @@ class Worked:
             for name in ORDER
             if name not in OPTIONAL or get(name, 0.0)
         }
+        beside = get(REDUCED_BESIDE, 0.0)
+        if beside:
+            stages["reduce"] = Stage(busy=get("reduce", 0.0) + beside, before=max(0.0, whole - beside))
         limit, why = _limit(self._total, whole)
         mean = max(1, self._starts)
         return Stages(
             worker_seconds=whole,
             stages=stages,
+            reduced_beside=beside,
             other=max(0.0, whole - idle - blocked - sum(get(stage, 0.0) for stage in OWN)),
             limit=limit,
             why=why,
@@ -250,7 +258,9 @@ def _limit(total: Mapping[str, float], whole: float) -> tuple[str, str]:
     if limit == "read" and total.get("read.idle", 0.0) > total.get("read", 0.0):
         limit, what = "coordinator", f"the coordinator limits: there was no shard to work on {share} of the time"
     elif limit in ("read", "write"):
-        line = {"read": "reading and tokenising", "write": "writing"}[limit]
+        if limit == "write" and total.get(REDUCED_BESIDE, 0.0) > sum(total.get(stage, 0.0) for stage in WRITING):
+            limit = "reduce"
+        line = {"read": "reading and tokenising", "write": "writing", "reduce": "reducing"}[limit]
         what = f"{line} limits: the forward waited for it {share} of the time"
     else:
         what = f"{limit} limits: it took {share} of the time"

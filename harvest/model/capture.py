@@ -18,15 +18,13 @@ import torch
 
 from harvest.errors import DocumentError
 from harvest.model.architectures import architecture_of, needs_mask, unwrapped
+from harvest.model.aside import FEW_ROWS_PER_SPAN, SideCopies, sent
 from harvest.model.head import Head
 from harvest.model.modules import runs_of
 from harvest.model.points import Name
 from harvest.model.spread import input_device
 from harvest.model.watch import Watch, one_row_per_token, takes
 from harvest.records import Batch
-
-FEW_ROWS_PER_SPAN = 8
-"""Below this mean length of a run, one gather is cheaper than a copy per run."""
 
 
 class Capture:
@@ -42,7 +40,10 @@ class Capture:
         runs: Any = runs_of(model, names) if self._head is None else unwrapped(model)
         self._watch = Watch(model, names, self._take, runs)
         self._device = input_device(runs)
-        self._copying: set[torch.device] = set()
+        self._aside: dict[torch.device, SideCopies] = {}
+        """By device: several where a model is spread over GPUs."""
+        self._sources: dict[torch.device, torch.Tensor] = {}
+        """The batch's kept tokens, on each of them."""
         self.copy_seconds = 0.0
         """That went into copies on a CPU. An accelerator's run beside its forward, and count as part of it."""
         self._masked = needs_mask(model) and takes(runs, "attention_mask", catch_all=True)
@@ -79,8 +80,8 @@ class Capture:
     def _forward(self, batch: Batch, into: Mapping[str, torch.Tensor], source: np.ndarray | None) -> Any:
         """What the model gives where its head is asked at some places, int64 [k] of the batch's tokens; else None."""
         self._batch, self._into = batch, into
-        input_ids = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
-        inputs = {"input_ids": input_ids, **self._apart(batch), **self._uncached}
+        self._sources.clear()
+        inputs = {"input_ids": sent(batch.input_ids, self._device), **self._apart(batch), **self._uncached}
         if self._head is None or source is None:
             return self._watch.run(inputs)
         with self._head.at(source):
@@ -93,32 +94,42 @@ class Capture:
         it is given no mask and keeps no cache.
         """
         if batch.position_ids is not None:
-            return {"position_ids": torch.from_numpy(batch.position_ids).to(self._device, non_blocking=True)}
+            return {"position_ids": sent(batch.position_ids, self._device)}
         length = batch.input_ids.shape[1]
         full = int(batch.lengths.min()) == length
         if not self._masked or (full and self._known):  # elsewhere a model without a mask may make one from the ids
             return {}
-        real_BT = torch.arange(length)[None] < torch.from_numpy(batch.lengths)[:, None]
-        return {"attention_mask": real_BT.long().to(self._device, non_blocking=True)}
+        real_BT = np.arange(length)[None] < batch.lengths[:, None]
+        return {"attention_mask": sent(real_BT.astype(np.int64), self._device)}
 
     def wait(self) -> None:
         """Returns once every copy has arrived."""
-        for device in self._copying:
-            torch.cuda.current_stream(device).synchronize()
-        self._copying.clear()
+        for copies in self._aside.values():
+            copies.wait()
 
     def _take(self, name: Name, hidden: torch.Tensor) -> None:
         assert self._batch is not None
-        hidden_BTd = one_row_per_token(hidden, self._batch.input_ids.shape, name)
-        if hidden_BTd.is_cuda:  # one of several where a model is spread
-            self._copying.add(hidden_BTd.device)
-        begin, key = time.perf_counter(), str(name)
-        copy_rows(hidden_BTd.reshape(-1, name.width), self._batch, self._into[key], key)
-        if not hidden_BTd.is_cuda:
-            self.copy_seconds += time.perf_counter() - begin
+        begin = time.perf_counter()
+        flat = one_row_per_token(hidden, self._batch.input_ids.shape, name).reshape(-1, name.width)
+        into = self._into[str(name)]
+        if _narrows(flat.dtype, into.dtype):
+            _refuse_overflow(flat, self._batch, into.dtype, str(name))
+        if flat.is_cuda:
+            self._copy_aside(flat, self._batch, into)
+            return
+        copy_rows(flat, self._batch, into)
+        self.copy_seconds += time.perf_counter() - begin
+
+    def _copy_aside(self, flat: torch.Tensor, batch: Batch, into: torch.Tensor) -> None:
+        device = flat.device
+        if device not in self._aside:
+            self._aside[device] = SideCopies(device)
+        if device not in self._sources:
+            self._sources[device] = sent(batch.source, device)
+        self._aside[device].copy(flat, batch, self._sources[device], into)
 
 
-def copy_rows(flat: torch.Tensor, batch: Batch, into: torch.Tensor, name: str) -> None:
+def copy_rows(flat: torch.Tensor, batch: Batch, into: torch.Tensor) -> None:
     """Copies the kept tokens of a batch [B * T, d] to their rows of `into` [rows, d], converting to its dtype."""
     if len(batch.source) < FEW_ROWS_PER_SPAN * len(batch.spans):
         source = torch.from_numpy(batch.source).to(flat.device)
@@ -126,9 +137,7 @@ def copy_rows(flat: torch.Tensor, batch: Batch, into: torch.Tensor, name: str) -
         into.index_copy_(0, torch.from_numpy(batch.rows), taken.to(into.device))
     else:
         for source_row, row, count in batch.spans:
-            into[row : row + count].copy_(flat[source_row : source_row + count], non_blocking=True)
-    if _narrows(flat.dtype, into.dtype):
-        _refuse_overflow(flat, batch, into.dtype, name)
+            into[row : row + count].copy_(flat[source_row : source_row + count])
 
 
 def _narrows(captured: torch.dtype, stored: torch.dtype) -> bool:

@@ -269,6 +269,7 @@ def sums_memory(job: Job, widths: Mapping[str, int], threads: int) -> int:
 def worker_memory(
     *,
     rows_per_sort_window: int,
+    sort_windows: int,
     bytes_per_row: int,
     tokens_per_batch: int,
     weight_bytes: int,
@@ -277,9 +278,9 @@ def worker_memory(
     logits_bytes: int = 0,
     sums_bytes: int = 0,
 ) -> int:
-    """Peak of one worker in bytes: libraries, weights while they load, two sort windows, a batch, a shard's text, the
+    """Peak of one worker in bytes: libraries, weights while they load, sort windows, a batch, a shard's text, the
     examples of two shards, the chunks that fill up before they are compressed, the logits of a forward, and sums."""
-    windows = 2 * rows_per_sort_window * bytes_per_row
+    windows = sort_windows * rows_per_sort_window * bytes_per_row
     forward = tokens_per_batch * BYTES_PER_BATCH_TOKEN
     more = examples_bytes + chunks_bytes + logits_bytes + sums_bytes
     return LIBRARY_BYTES + 2 * weight_bytes + windows + forward + TEXT_BYTES + more

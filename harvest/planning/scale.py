@@ -24,6 +24,8 @@ class Costs:
     """Of a token on the model's own line: forward, copies, sums."""
     read: float = 0.0
     """Of a token: reading and tokenising."""
+    reduce: float = 0.0
+    """Of a token: its sums, where they are made beside an accelerator's forward."""
     write: float = 0.0
     """Of a token: writing its rows."""
     cores: float = 0.0
@@ -87,6 +89,7 @@ def predict(costs: Costs, limits: Limits, *, workers: int, tokens: float, shards
     lines = {
         "the model": own_tokens * costs.model + own_shards * costs.model_shard,
         "reading and tokenising": own_tokens * costs.read,
+        "reducing": own_tokens * costs.reduce,
         "writing": own_tokens * costs.write + own_shards * costs.write_shard,
         "the cores of a node": on_node * own_tokens * costs.cores / limits.cores,
         "the disk of a node": in_bytes / nodes / limits.disk,

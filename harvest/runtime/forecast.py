@@ -135,7 +135,8 @@ def _costs(measured: Measured) -> Costs:
     tokens, shards = measured.tokens, measured.shards
     processor = 0.0 if measured.cores is None else max(0.0, measured.cores - measured.stages.check)
     return Costs(
-        model=sum(stages[name] for name in ("forward", "copy", "reduce")) / tokens,
+        model=(sum(stages[name] for name in ("forward", "copy", "reduce")) - measured.stages.reduced_beside) / tokens,
+        reduce=measured.stages.reduced_beside / tokens,
         read=stages["read"] / tokens,
         write=(stages["write"] + stages.get("pool", 0.0)) / tokens,
         cores=processor / tokens,
