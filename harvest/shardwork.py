@@ -18,7 +18,6 @@ from harvest.environment import environment
 from harvest.plan import Plan
 from harvest.records import (
     FORMAT_VERSION,
-    ArraySpec,
     Assignment,
     Batch,
     DocumentRow,
@@ -29,11 +28,12 @@ from harvest.records import (
 from harvest.reduce.base import Block, Reduction, Saved, save_states
 from harvest.reduce.concepts import Concepts
 from harvest.reduce.pool import DocumentPool, Pooled
+from harvest.shardarrays import array_specs, as_numpy
 from harvest.stages import Clock
 from harvest.store.attempt import AttemptWriter
 from harvest.store.examples import examples_bytes
 from harvest.store.files import Files
-from harvest.store.int8 import DECODING, codes_of, quantise
+from harvest.store.int8 import codes_of, quantise
 from harvest.store.layout import DOCUMENTS, STATES, TOKENS, examples_name, pooled_name, scale_name
 from harvest.store.tables import LOGIT_DIFF, documents_table, keys_digest, sequence_numbers, tokens_table
 from harvest.text.reasons import NON_FINITE
@@ -322,45 +322,8 @@ class ShardWork:
         )
 
 
-def array_specs(plan: Plan, text: ShardText) -> dict[str, ArraySpec]:
-    """What a shard's arrays are, before they are written: one row per stored token, and per sequence with rows."""
-    specs = {}
-    sequences = sum(row.rows > 0 for row in text.documents)
-    pools = plan.job.capture.pool or ()
-    for name in plan.names:
-        about = {"model": plan.job.model.name, "site": name.site, "layer": name.layer, "module": name.module}
-        arrays = _arrays_of(str(name), name.width, plan.resolved.store_dtype) if plan.job.capture.store else []
-        arrays += [(pooled_name(pool, str(name)), name.width, "float32", {"pool": pool}) for pool in pools]
-        for label, width, dtype, more in arrays:
-            specs[label] = ArraySpec(
-                rows=sequences if "pool" in more else len(text.tokens),
-                width=width,
-                dtype=dtype,
-                compression=plan.job.store.compression,
-                attributes={**about, "dtype": dtype, **more},
-            )
-    return specs
-
-
-def _arrays_of(name: str, width: int, dtype: str) -> list[tuple[str, int, str, dict[str, str]]]:
-    """(name, width, dtype, attributes) of the arrays that hold a name's rows, and how they are decoded."""
-    if dtype != "int8":
-        return [(name, width, dtype, {})]
-    scale = scale_name(name)
-    return [
-        (name, width, dtype, {"scale": scale, "decoding": DECODING}),
-        (scale, 1, "float32", {"scale_of": name}),
-    ]
-
-
 def non_finite_rows(rows: Rows) -> np.ndarray:
     """bool [n]: the row of some name has a value that is no finite number."""
     odd = [~torch.isfinite(block).all(dim=1) for block in rows.values()]
     found: np.ndarray = torch.stack(odd).any(dim=0).numpy()
     return found
-
-
-def as_numpy(rows: torch.Tensor) -> np.ndarray:
-    """The rows as the store takes them: bfloat16 as its bits (uint16), everything else as it is; no copy."""
-    array: np.ndarray = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
-    return array

@@ -29,6 +29,7 @@ LEVELS = {
     "planning": 4,
     "plan": 4,
     "shardwork": 4,
+    "shardarrays": 4,
     "selfcheck": 4,
     "states": 4,
     "concepts": 4,
