@@ -260,6 +260,7 @@ def run_record(plan: Plan) -> RunRecord:
             "documents": plan.estimate.documents,
             "shards": plan.estimate.shards,
             "tokens": plan.estimate.tokens,
+            "judged": plan.estimate.judged,
         },
         fingerprint=plan.lock(),
         provenance={"harvest": harvest.__version__, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},

@@ -61,7 +61,8 @@ class Follower:
 
     def _begin(self, run: RunRecord) -> None:
         plan = run.plan
-        self._expected = Expected(documents=plan.get("documents"), tokens=plan.get("tokens"), shards=plan.get("shards"))
+        amounts = {key: plan.get(key) for key in ("documents", "tokens", "shards", "judged")}
+        self._expected = Expected(**amounts)
         self._known: set[str] = set()
         self._totals, self._worked = Totals(), Worked()
 

@@ -32,12 +32,15 @@ class Expected:
     tokens: int | None
     rows: int | None = None
     shards: int | None
+    judged: str | None = None
+    """From how much of the data, as in `planning.totals.Totals`; None where nobody says."""
 
     @classmethod
     def of(cls, plan: Plan) -> Expected:
         """As this plan judges."""
         told = plan.estimate
-        return cls(documents=told.documents, tokens=told.tokens, rows=told.rows, shards=told.shards)
+        amounts = {"documents": told.documents, "tokens": told.tokens, "rows": told.rows, "shards": told.shards}
+        return cls(**amounts, judged=told.judged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +176,8 @@ class Tally:
 
     @property
     def expected_tokens(self) -> int | None:
-        """The plan judged the whole from its first documents; the committed shards know better."""
+        """Committed shards know better than a plan that has seen the first documents; one that has seen documents all
+        over the data knows better what is still to come; and one that has seen all of them knows."""
         return self._judged(self._kept.tokens, self._expected.tokens)
 
     @property
@@ -182,9 +186,12 @@ class Tally:
         return self._judged(self._kept.rows, self._expected.rows)
 
     def _judged(self, kept: int, planned: int | None) -> int | None:
-        if not self._expected.documents or not self.documents:
+        documents, judged = self._expected.documents, self._expected.judged
+        if not documents or not self.documents or judged == "all":
             return planned
-        return round(kept / self.documents * self._expected.documents)
+        if planned is not None and judged in ("lengths", "places"):
+            return round(kept + planned * max(0.0, 1 - self.documents / documents))
+        return round(kept / self.documents * documents)
 
     # ---- speeds --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds import record as blank_record
@@ -125,6 +126,21 @@ def test_what_is_expected_is_judged_anew_from_what_is_committed() -> None:
     tally.committed(record(0, tokens=50))
     assert (tally.expected_tokens, tally.expected_rows) == (500, 500)
     assert tally.counts_text == "documents 8 of 80 (1 skipped)  tokens 50 of about 500  rows 50  shards 1 of 10"
+
+
+@pytest.mark.parametrize(
+    ("judged", "after"), [("first", 500), (None, 500), ("places", 50 + 900), ("lengths", 50 + 900), ("all", 1000)]
+)
+def test_a_plan_that_has_seen_more_of_the_data_is_believed_for_more_of_it(judged: str | None, after: int) -> None:
+    """The first shard holds short texts; what the plan has seen all over the data is true of the rest."""
+    tally = Tally(Clock())
+    tally.start(Expected(documents=80, tokens=1000, shards=10, judged=judged), [])
+    assert tally.expected_tokens == 1000
+    tally.committed(record(0, tokens=50))
+    assert tally.expected_tokens == after
+    for number in range(1, 10):
+        tally.committed(record(number, tokens=105))
+    assert tally.expected_tokens == {"all": 1000}.get(judged or "", 995)
 
 
 def test_times_read_like_a_clock() -> None:

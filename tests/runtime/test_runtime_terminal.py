@@ -127,7 +127,7 @@ def test_the_bar_of_a_crew_counts_once_and_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Tty()
     shown: Any = Terminal(stream)
-    estimate = SimpleNamespace(documents=10_000, tokens=123_456, rows=123_456, shards=10)
+    estimate = SimpleNamespace(documents=10_000, tokens=123_456, rows=123_456, shards=10, judged="first")
     shown.started(SimpleNamespace(estimate=estimate), records[:3])
     shown.loaded(1.0, 0.5)
     shown.joined("worker-0", "here, pid 1", 1)
