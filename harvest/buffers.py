@@ -11,6 +11,17 @@ Rows = Mapping[str, torch.Tensor]
 """Name -> [rows, d] in the stored dtype, on the host."""
 
 
+WRITERS = 4
+"""Names that are written side by side to a folder from an accelerator, which leaves cores free for it."""
+UPLOADS = 8
+"""To an object store, where each is a stream of its own that mostly waits."""
+
+
+def writers_for(device: str, *, local: bool) -> int:
+    """Names that are written side by side: to a folder from a CPU one, for others would take the forward's cores."""
+    return UPLOADS if not local else 1 if device == "cpu" else WRITERS
+
+
 def sets_for(device: str) -> int:
     """One fills while another is written; where an accelerator fills them, a third is reduced meanwhile."""
     return 2 if device == "cpu" else 3

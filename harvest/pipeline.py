@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harvest.buffers import Buffers, Rows, sets_for
+from harvest.buffers import Buffers, Rows, sets_for, writers_for
 from harvest.concepts.examples import KeptExamples
 from harvest.concepts.tokengroups import embedded, holds_embeddings
 from harvest.errors import DocumentError, HarvestError, LostLeaseError, MismatchError, RequestError
@@ -132,6 +132,8 @@ class Pipeline:
         """Sums are made while an accelerator is at the next rows."""
         self._team = ThreadPoolExecutor(plan.resolved.threads, "harvest-reduce")
         """While it works, a forward on the same cores waits: they keep as many cores busy as one of them."""
+        writers = writers_for(plan.resolved.device, local=files.local)
+        self._writers = ThreadPoolExecutor(writers, "harvest-object") if writers > 1 else None
         self._turn = threading.Lock()
         """Held while the model runs: it may be asked again for rows that are being reduced."""
         self._batching = batching_of(plan.resolved.batching, plan.resolved.switches)
@@ -275,6 +277,7 @@ class Pipeline:
             still_mine=self.watch.still_mine,
             embedded=self._embedded(assignment.shard),
             team=self._team,
+            writers=self._writers,
         )
 
     def _embedded(self, shard: Shard) -> Mapping[str, KeptExamples]:

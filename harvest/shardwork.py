@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,12 @@ class ShardWork:
         still_mine: Callable[[], None],
         embedded: Mapping[str, KeptExamples],
         team: Executor,
+        writers: Executor | None = None,
     ) -> None:
         """`embedded`: directions between tokens that this shard holds. `still_mine` is asked before each object that is
-        written, and raises when it must not be. `team`: reduces names side by side."""
-        self._plan, self._reductions, self._team = plan, reductions, team
+        written, and raises when it must not be. `team`: reduces names side by side. `writers`: writes them so; without
+        any, one after the other."""
+        self._plan, self._reductions, self._team, self._writers = plan, reductions, team, writers
         self._text, self.shard, self.attempt = text, assignment.shard, attempt
         self._embedded = embedded
         self._states: Sums = [{str(name): part.zero() for name in plan.names} for part in reductions]
@@ -208,8 +210,7 @@ class ShardWork:
             scales = self._stored(window, self._scales.pop(window.first_row, {}))[1]
             if self._error is None and self.stores_rows:
                 with self.clock("write"):
-                    for name, block in stored.items():
-                        self._append(name, block, scales.get(name))
+                    self._each(lambda name: self._append(name, stored[name], scales.get(name)), stored)
             if self._error is None and self._pools:
                 with self.clock("pool"):
                     for name, pool in self._pools.items():
@@ -218,6 +219,17 @@ class ShardWork:
             self._error = error
         finally:
             give_back(rows)
+
+    def _each(self, write: Callable[[str], None], names: Iterable[str]) -> None:
+        """Writes all names, whatever one of them meets: nothing is to be on its way once an attempt is dropped."""
+        if self._writers is None:
+            for name in names:
+                write(name)
+            return
+        tries = [self._writers.submit(write, name) for name in names]
+        wait(tries)
+        for one in tries:
+            one.result()
 
     def _append(self, name: str, rows: torch.Tensor, scales: torch.Tensor | None) -> None:
         if scales is None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from harvest.buffers import writers_for
 from harvest.planning.estimate import SHARD_BYTES, SHARD_TOKENS
 from harvest.planning.sizes import row_bytes
 
@@ -119,9 +120,9 @@ MODELS = {"1B": (1e9, 2048), "8B": (8e9, 4096)}
 GPUS = (1, 64, 1000)
 NAMES = (1, 3)
 WRITER = 1e9
-"""Bytes a second of a worker's writing thread on its node's disk: checksum and copy."""
+"""Bytes a second of a name that is written to its node's disk: checksum and copy."""
 UPLOAD = 0.1e9
-"""Of one to an object store: one stream of 8 MiB parts."""
+"""Of one that goes to an object store: a stream of 8 MiB parts."""
 ON_DISK = Limits(workers_per_node=8, disk=6e9)
 IN_STORE = Limits(workers_per_node=8, network=12.5e9, store=50e9)
 """8 GPUs to a node, NVMe disks of 6 GB/s, 100 Gbit/s to the store, and a bucket that takes 50 GB/s in all."""
@@ -131,9 +132,8 @@ def on_paper(model: str, names: int, gpus: int, *, in_store: bool) -> tuple[Cost
     """What the figures above come to for a second's worth of tokens of every GPU, times 1,000."""
     parameters, width = MODELS[model]
     size = names * row_bytes(width, "bfloat16")
-    costs = Costs(
-        model=2 * parameters / (PEAK_FLOPS * UTILISATION), write=size / (UPLOAD if in_store else WRITER), bytes=size
-    )
+    writer = (UPLOAD if in_store else WRITER) * min(names, writers_for("cuda", local=not in_store))
+    costs = Costs(model=2 * parameters / (PEAK_FLOPS * UTILISATION), write=size / writer, bytes=size)
     tokens = 1000 * gpus / costs.model
     shards = tokens / min(SHARD_TOKENS, SHARD_BYTES / size)
     limits = replace(IN_STORE if in_store else ON_DISK, workers_per_node=min(8, gpus))

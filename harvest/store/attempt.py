@@ -122,7 +122,8 @@ class _ArrayWriter:
 class AttemptWriter:
     """Everything that one try at a shard stores; it counts once the coordinator commits what `close` returns.
 
-    One thread at a time. As a context manager it removes what it wrote when the block fails.
+    One thread at a time, and for `append` one for each array. As a context manager it removes what it wrote when the
+    block fails.
     """
 
     def __init__(

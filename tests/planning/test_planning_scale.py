@@ -85,10 +85,8 @@ def test_every_figure_of_that_table_follows_from_the_assumptions_that_the_page_s
         return float(found[1].replace(",", ""))
 
     flops = stated(r"([\d,]+) TFLOPS") * 1e12 * stated(r"at ([\d.]+) % of") / 100
-    writer, upload = (
-        stated(r"([\d.]+) GB/s for a worker's writing") * 1e9,
-        stated(r"([\d.]+) GB/s for its upload") * 1e9,
-    )
+    writer, upload = stated(r"([\d.]+) GB/s for writing a name") * 1e9, stated(r"([\d.]+) GB/s for its upload") * 1e9
+    writers, uploads = stated(r"up to (\d+) names side by side"), stated(r"for its upload, up to (\d+);")
     disk, network = stated(r"disks of ([\d.]+) GB/s") * 1e9, stated(r"network of ([\d.]+) GB/s") * 1e9
     store, commits = stated(r"a store of ([\d.]+) GB/s") * 1e9, stated(r"a ledger of ([\d,]+) records")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in overview().splitlines()[2:]]
@@ -104,9 +102,13 @@ def test_every_figure_of_that_table_follows_from_the_assumptions_that_the_page_s
         assert float(total.replace(",", "")) == pytest.approx(each * workers * data / 1e9, abs=0.006)
         in_shard = min(131_072, 2**30 / data)
         ledger = commits * in_shard / workers
-        disks = {"writing": writer / data, "the disk of a node": disk * nodes / workers / data, "the ledger": ledger}
+        disks = {
+            "writing": writer * min(int(names), writers) / data,
+            "the disk of a node": disk * nodes / workers / data,
+            "the ledger": ledger,
+        }
         stores = {
-            "writing": upload / data,
+            "writing": upload * min(int(names), uploads) / data,
             "the network of a node": network * nodes / workers / data,
             "the object store": store / workers / data,
             "the ledger": ledger,
