@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,8 +27,9 @@ import torch
 from harvest.buffers import Buffers, Rows, sets_for, writers_for
 from harvest.concepts.examples import KeptExamples
 from harvest.concepts.tokengroups import embedded, holds_embeddings
-from harvest.errors import DocumentError, HarvestError, LostLeaseError, MismatchError, RequestError
+from harvest.errors import LostLeaseError
 from harvest.model.capture import Capture
+from harvest.outcome import CalledOffError, Outcome, Progress, Watch
 from harvest.overlap import Ahead, Behind
 from harvest.plan import Plan
 from harvest.records import Assignment, Batch, Shard, ShardRecord, ShardText, SortWindow
@@ -40,56 +41,6 @@ from harvest.store.files import Files
 from harvest.store.layout import attempt_name
 from harvest.store.storedrows import read_dtype
 from harvest.text.batch import batching_of, unpadded
-from harvest.text.reasons import remedy
-
-
-class CalledOffError(Exception):
-    """Nobody needs this try any more: another one has been faster."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How one try at a shard ended: with a record, or with an error."""
-
-    assignment: Assignment
-    record: ShardRecord | None = None
-    error: BaseException | None = None
-
-    @property
-    def permanent(self) -> bool:
-        """The error would repeat itself: another try is pointless."""
-        return isinstance(self.error, DocumentError | MismatchError | RequestError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What one batch added, for whoever watches."""
-
-    shard: str
-    attempt: str
-    """Folder of the try at the shard."""
-    tokens: int
-    """Real tokens that the forward read."""
-    rows: int
-    bytes: int
-    """That go to the store."""
-    forward_seconds: float
-    """Without the copies, where they are no part of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """What the pipeline tells and asks while it works; every call is cheap."""
-
-    was_read: Callable[[Assignment, ShardText], None] = lambda assignment, text: None
-    """A shard has been tokenised; its forward is still to come."""
-    advanced: Callable[[Progress], None] = lambda progress: None
-    still_mine: Callable[[], None] = lambda: None
-    """Raises LostLeaseError when another coordinator has taken over; asked before each object that is written."""
-    wanted: Callable[[Assignment], bool] = lambda assignment: True
-    """Whether this try is still needed; asked before a shard is read, and before each window's forward."""
-    ending: Callable[[], None] = lambda: None
-    """The pipeline breaks off: the iterator that it takes shards from must not wait for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,11 +301,3 @@ def _failed(error: Exception) -> Future[ShardRecord]:
     future: Future[ShardRecord] = Future()
     future.set_exception(error)
     return future
-
-
-def describe(assignment: Assignment, error: BaseException) -> str:
-    """One line that names the shard and what happened."""
-    text = str(error) if isinstance(error, HarvestError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, DocumentError) and error.where:  # as read; a value that the store cannot hold has no place
-        text += f"; {remedy(error.reason)}"
-    return f"shard {assignment.shard.key}: {' '.join(text.split())}"

@@ -12,7 +12,8 @@ import torch
 
 from harvest.environment import allow_open_files
 from harvest.errors import RequestError, WorkError
-from harvest.pipeline import Pipeline, Progress, Watch
+from harvest.outcome import Progress, Watch
+from harvest.pipeline import Pipeline
 from harvest.plan import Plan
 from harvest.records import Assignment, ShardText
 from harvest.runtime.intake import Intake, facts_of_text, report_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvest.errors import DocumentError, MismatchError, WorkError
-from harvest.pipeline import Outcome, describe
+from harvest.outcome import Outcome, describe
 from harvest.records import Assignment, ShardRecord, ShardText
 from harvest.runtime.interrupt import undivided
 from harvest.runtime.progress import Observer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from harvest.pipeline import Progress
+from harvest.outcome import Progress
 from harvest.plan import Plan
 from harvest.records import ShardRecord
 from harvest.runtime.progress import Observer

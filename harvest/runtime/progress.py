@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:  # torch, which whoever tells of a job that is wrong by itself does without
-    from harvest.pipeline import Progress as Advance
+    from harvest.outcome import Progress as Advance
     from harvest.plan import Plan
     from harvest.records import ShardRecord
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harvest.records import ShardRecord
 
 if TYPE_CHECKING:  # torch, which reading a run's status does without
-    from harvest.pipeline import Progress
+    from harvest.outcome import Progress
     from harvest.plan import Plan
 
 WINDOW_SECONDS = 60.0

@@ -18,7 +18,7 @@ from harvest.runtime.progress import Lines, Quiet
 from harvest.runtime.tally import Expected, Tally
 
 if TYPE_CHECKING:  # a job that is wrong by itself is refused before torch is loaded
-    from harvest.pipeline import Progress as Advance
+    from harvest.outcome import Progress as Advance
     from harvest.plan import Plan
     from harvest.records import ShardRecord
 

@@ -27,7 +27,7 @@ from harvest.runtime.progress import Lines, Observer, Quiet, plain
 from harvest.runtime.tally import Expected, Tally, clock_text
 
 if TYPE_CHECKING:
-    from harvest.pipeline import Progress as Advance
+    from harvest.outcome import Progress as Advance
     from harvest.plan import Plan
     from harvest.records import ShardRecord
 

@@ -20,7 +20,8 @@ import torch
 from harvest.config import load_job
 from harvest.environment import allow_open_files
 from harvest.errors import HarvestError, LostLeaseError, MismatchError, RequestError
-from harvest.pipeline import CalledOffError, Pipeline, Progress, Watch
+from harvest.outcome import CalledOffError, Progress, Watch
+from harvest.pipeline import Pipeline
 from harvest.plan import Plan, make_plan
 from harvest.planning.lock import differences
 from harvest.records import Assignment, ShardText, SourceFile

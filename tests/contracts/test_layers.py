@@ -35,6 +35,7 @@ LEVELS = {
     "concepts": 4,
     "reading": 4,
     "results": 4,
+    "outcome": 4,
     "pipeline": 4,
     "runtime": 5,
     "export": 5,

@@ -14,7 +14,7 @@ from tiny import byte_tokenizer, tiny_llama
 
 import harvest
 from harvest import show
-from harvest.pipeline import Progress
+from harvest.outcome import Progress
 from harvest.runtime import coordinate, inline
 from harvest.runtime.progress import Silent
 from harvest.runtime.status import Follower, status_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import record as blank_record
 
-from harvest.pipeline import Progress
+from harvest.outcome import Progress
 from harvest.records import Shard, ShardRecord, StoredObject
 from harvest.runtime.slices import ReadFacts
 from harvest.runtime.tally import Expected, Tally, clock_text

@@ -18,7 +18,7 @@ from plainrun import read_plain
 from terminalcase import in_terminal, screen
 
 import harvest
-from harvest.pipeline import Progress
+from harvest.outcome import Progress
 from harvest.runtime import coordinate, terminal
 from harvest.runtime.progress import Lines
 from harvest.runtime.tally import Tally
