@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from harvest.stages import Stages, stages_of
 from harvest.store import layout
 
 if TYPE_CHECKING:
+    from harvest.concepts.directions import Result
     from harvest.plan import Plan
     from harvest.planning.survey import Survey
     from harvest.reading.reader import Run
@@ -76,7 +78,7 @@ def run(run: Run) -> Shown:
     summary = run.summary()
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in summary["skipped"].items())
     rows = [
-        ("run", run.path),
+        ("run", _place(run.path)),
         ("documents", f"{summary['documents']:,}" + (f" ({skipped} skipped)" if skipped else "")),
         ("tokens", f"{summary['tokens']:,}" + _dropped(summary["dropped_tokens"])),
         ("rows", f"{summary['rows']:,} in each of {_plural(len(run.names), 'name')}"),
@@ -84,9 +86,10 @@ def run(run: Run) -> Shown:
         ("bytes", f"{_bytes(summary['bytes'])} in {_plural(summary['shards'], 'shard')}"),
         ("speed", _speed(summary)),
         ("self-check", _self_check(summary["self_check"])),
+        *(("direction", _best(result)) for result in run.direction_results),
     ]
     if run.files.exists(layout.REPORT):
-        rows.append(("report", f"{run.files.url}/{layout.REPORT}"))
+        rows.append(("report", _place(f"{run.files.url}/{layout.REPORT}")))
     if summary["span_documents"]:
         found = [f"{name}: {_plural(count, 'document')}" for name, count in summary["span_documents"].items()]
         rows.append(("spans", ", ".join(found)))
@@ -95,6 +98,20 @@ def run(run: Run) -> Shown:
     spent = stages_of(run.shards)
     data = {"run": run.path, "names": run.names, **summary, "stages": None if spent is None else spent.data()}
     return Shown(_table(rows) + _below(spent), data)
+
+
+def _best(result: Result) -> str:
+    """Where a direction is best, by what it was chosen by."""
+    from harvest.concepts.best import bests  # torch, which is loaded wherever there is a run
+
+    found = bests(result)
+    return max(found, key=lambda one: one.in_folds).text if found else f"{result.name}: nothing to choose a best one by"
+
+
+def _place(path: str) -> str:
+    """As one names it from here."""
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here) if path != here else path
 
 
 def warnings(run: Run) -> list[str]:

@@ -28,10 +28,14 @@ class Best:
         """On held-out examples, which nothing was chosen by: `value`, and its 95 % interval from `low` to `high`."""
         return Figure() if self.direction.evaluation is None else self.direction.evaluation.auroc
 
-    def __repr__(self) -> str:
+    @property
+    def text(self) -> str:
+        """For people: what it is and what it is worth, on held-out examples."""
         shuffled = "" if self.shuffled is None else f", {self.shuffled:.2f} with shuffled labels"
-        held_out = f"held-out AUROC {self.auroc}{shuffled}, {self.in_folds:.2f} in folds"
-        return f"Best({self.direction.name}: {self.mode} at {self.at}, {held_out})"
+        return f"{self.direction.name}: {self.mode} at {self.at}, held-out AUROC {self.auroc}{shuffled}"
+
+    def __repr__(self) -> str:
+        return f"Best({self.text}, {self.in_folds:.2f} in folds)"
 
 
 def bests(result: Result) -> list[Best]:

@@ -17,6 +17,9 @@ UNLOCKED = {("data", "limit"), ("data", "max_tokens"), ("store", "memory_gb")}
 """Settings that may differ on resume, besides all of `run`: they change no stored value."""
 GROWING = ("limit", "max_tokens")
 """Settings of `data` that may grow on resume: the last, cut shard is harvested again."""
+FORGIVING = {"data.on_bad": "fail", "tokens.long": "fail"}
+"""Settings whose strictest value may be given up on resume: what is committed met nothing that another one treats
+otherwise."""
 DATA = "fingerprint.data."
 _CHECKSUM = re.compile(r"(\w+:)?([0-9a-f]{32})")
 _SIZED = re.compile(r"(\d+)-(.*)")
@@ -62,6 +65,12 @@ def limit_differences(old: Mapping[str, Any], job: Job) -> list[str]:
     return lines
 
 
+def forgives(old: Mapping[str, Any], job: Job) -> bool:
+    """Whether the job gives up what a lock was strict about."""
+    now = asked_of(job)
+    return any(old.get(key) == strictest != now[key] for key, strictest in FORGIVING.items())
+
+
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
     """Of every setting, as a lock holds it."""
@@ -81,7 +90,7 @@ def _direction_defaults() -> Mapping[str, Any]:
 
 
 def _told(key: str, old: Any, new: Any) -> list[str]:
-    if old == new or (old in (None, {}) and new in (None, {})):
+    if old == new or (old in (None, {}) and new in (None, {})) or old == FORGIVING.get(key, ...):
         return []
     if key.startswith(DATA):
         return [f"data file {key.removeprefix(DATA)}: {_file(old, new)}"]

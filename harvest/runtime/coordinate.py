@@ -19,6 +19,7 @@ from harvest.concepts.steercheck import SteerCheck, refuse_check
 from harvest.config import Job, load_job
 from harvest.errors import RequestError, WorkError
 from harvest.plan import Plan, make_plan, refuse_at_once
+from harvest.planning.lock import forgives
 from harvest.reading.reader import Run, open_run
 from harvest.records import ShardRecord
 from harvest.results import write_results
@@ -231,6 +232,8 @@ class _Coordinator:
                 if shard.cut:
                     self.ledger.remove(key)
             self.ledger.replace_run(record)
+        elif earlier is not None and forgives(earlier.fingerprint, self.plan.job):
+            self.ledger.replace_run(record)  # from now on there may be what the stricter job refuses
         committed = self.ledger.records()
         folder.remove_strays(self.files, [shard.attempt for shard in committed.values()], self.lease.life)
         return committed

@@ -48,7 +48,8 @@ class DataSettings(Settings):
     seed: int = 0
     """Of `sample`."""
     on_bad: Literal["fail", "skip"] = "fail"
-    """A document that cannot be used stops the run, or is left out, counted and listed with the reason."""
+    """A document that cannot be used stops the run, or is left out, counted and listed with the reason. A run that was
+    stopped goes on with `skip`."""
 
     @field_validator("keep")
     @classmethod
@@ -96,7 +97,7 @@ class TokenSettings(Settings):
     context: Count = "auto"
     """Tokens of the longest window; `auto`: the model's own limit, at most 2,048."""
     long: Literal["chunk", "truncate", "fail"] = "chunk"
-    """Longer documents are cut into windows, cut off, or an error."""
+    """Longer documents are cut into windows, cut off, or an error, after which a run goes on with either of these."""
     tokenizer: str | None = None
     """Hub id, folder or `package:` of another tokenizer than the model's."""
     bos: Literal["auto", "always", "window", "never"] = "auto"

@@ -182,7 +182,7 @@ class Ledger:
             raise DamageError(f"{error}; {REMADE}") from None
 
     def replace_run(self, run: RunRecord) -> None:
-        """Rewrites run.json, for the settings that may grow on resume."""
+        """Rewrites run.json, for the settings that may be others on resume."""
         data = encode_record(_RUN, run)
         with naming_full_disk(f"{self.files.url}/{layout.RUN}", len(data)):
             self.files.replace(layout.RUN, data)

@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 from commandcase import jsonl
+from plainrun import first_difference, read_plain
 from runcase import job
 from tiny import byte_tokenizer, tiny_llama
 
 import harvest
-from harvest.errors import DamageError, RequestError
+from harvest.errors import DamageError, RequestError, WorkError
 from harvest.planning.lock import asked_of, differences
 from harvest.store import ledger as ledger_module
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
 
+LONG = {"text": 40 * "long", "label": "1"}
 DIRECTION = {"name": "tone", "column": "label", "positive": ["1"], "negative": ["0"]}
 
 
@@ -50,6 +52,47 @@ def refused(settings: dict[str, Any]) -> str:
     different, _, remedy = tail.partition("; ")
     assert remedy == "undo that, choose another run.path, or run.overwrite = true to begin anew"
     return different
+
+
+@pytest.mark.parametrize(
+    ("strict", "table", "forgiving", "bad"),
+    [
+        ({"on_bad": "fail"}, "data", {"on_bad": "skip"}, {"text": None, "label": "1"}),
+        ({"on_bad": "fail"}, "data", {"on_bad": "skip"}, {"text": "in no group", "label": "2"}),
+        (
+            {"long": "fail", "context": 12},
+            "tokens",
+            {"long": "truncate", "context": 12},
+            LONG,
+        ),
+        (
+            {"long": "fail", "context": 12},
+            "tokens",
+            {"long": "chunk", "context": 12},
+            LONG,
+        ),
+    ],
+)
+def test_a_run_that_a_document_stopped_goes_on_with_what_its_refusal_advises(
+    strict: dict[str, Any], table: str, forgiving: dict[str, Any], bad: dict[str, Any], settings: Any, tmp_path: Path
+) -> None:
+    """What is committed met no such document, so it is what the forgiving job makes of it; no way leads back."""
+    jsonl(tmp_path / "texts.jsonl", [*rows(5), bad, *rows(3)])
+    path, settings["data"] = tmp_path / "run", {**settings["data"], "on_bad": "fail"}
+    settings["data" if table == "data" else "tokens"] = {**settings.get(table, {}), **strict}
+    with pytest.raises(WorkError, match="document 5"):
+        harvest.run(settings)
+    committed = {record.shard.key: record.attempt for record in harvest.open(path).shards}
+    assert 0 < len(committed) < 5
+    other = {**settings, table: {**settings.get(table, {}), **forgiving}}
+    found = harvest.run(other)
+    assert found.complete
+    assert committed.items() <= {record.shard.key: record.attempt for record in found.shards}.items()
+    clean = {**other, "run": {**other["run"], "path": str(tmp_path / "clean")}}
+    harvest.run(clean)
+    assert first_difference(read_plain(tmp_path / "clean"), read_plain(path)) is None
+    ((key, value),) = ((key, value) for key, value in forgiving.items() if key != "context")
+    assert refused(settings) == f"{table}.{key}: {value!r} -> 'fail'"
 
 
 @pytest.mark.parametrize(
