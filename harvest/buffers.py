@@ -33,7 +33,7 @@ class Buffers:
     def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, *, sets: int, pinned: bool) -> None:
         """`widths`: name -> values of a row; `pinned`: page-locked, for copies from an accelerator."""
         self._widths, self._dtype, self._pinned = widths, dtype, pinned
-        self._free: queue.Queue[dict[str, torch.Tensor]] = queue.Queue()
+        self._free: queue.SimpleQueue[dict[str, torch.Tensor]] = queue.SimpleQueue()
         for _ in range(sets):
             self._free.put({})
         self._lent: dict[int, dict[str, torch.Tensor]] = {}

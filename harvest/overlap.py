@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,18 @@ class _End:
         self.error = error
 
 
+def _room(depth: int) -> queue.SimpleQueue[None]:
+    """A semaphore that an interrupt cannot tear: in C, a place is taken or it is not.
+
+    In those of `threading` and in `queue.Queue` an interrupt of the main thread may fall between what changed and who
+    is told of it; the other thread then waits for ever, and whoever waits for that thread, too.
+    """
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(depth):
+        room.put(None)
+    return room
+
+
 class Ahead(Generic[T]):
     """Iterates in a thread of its own, at most `depth` items ahead of whoever takes them.
 
@@ -29,8 +40,9 @@ class Ahead(Generic[T]):
 
     def __init__(self, items: Iterable[T], *, depth: int, name: str) -> None:
         self._items = items
-        self._queue: queue.Queue[T | _End | None] = queue.Queue(maxsize=depth)
-        self._stop = threading.Event()
+        self._queue: queue.SimpleQueue[T | _End | None] = queue.SimpleQueue()
+        self._room = _room(depth)
+        self._stopped = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def __enter__(self) -> Ahead[T]:
@@ -38,19 +50,15 @@ class Ahead(Generic[T]):
         return self
 
     def wake(self) -> None:
-        """Gives None to whoever waits; where an item is there already, nobody waits long."""
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
+        """Gives None to whoever waits, or will."""
+        self._queue.put(None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        while self._thread.is_alive():
-            try:  # makes room for a producer that waits to put its item
-                self._queue.get(timeout=0.05)
-            except queue.Empty:
-                self._thread.join(timeout=0.05)
+        self._stopped = True
+        self._room.put(None)  # to a thread that waits to put its item
+        self._thread.join()
 
     def __iter__(self) -> Iterator[T | None]:
         while True:
@@ -59,15 +67,18 @@ class Ahead(Generic[T]):
                 if item.error is not None:
                     raise item.error
                 return
+            if item is not None:
+                self._room.put(None)
             yield item
 
     def _work(self) -> None:
         end = _End(None)
         try:
             for item in self._items:
-                self._queue.put(item)
-                if self._stop.is_set():
+                self._room.get()
+                if self._stopped:
                     return
+                self._queue.put(item)
         except BaseException as error:  # carried to the consumer, which raises it
             end = _End(error)
         self._queue.put(end)
@@ -77,7 +88,7 @@ class Behind:
     """Calls functions one after the other in a thread of its own; `submit` waits while `depth` of them are pending."""
 
     def __init__(self, *, depth: int, name: str) -> None:
-        self._room = threading.BoundedSemaphore(depth)
+        self._room = _room(depth)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def __enter__(self) -> Behind:
@@ -90,9 +101,9 @@ class Behind:
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Queues a call. Its error stays in the future."""
-        self._room.acquire()
+        self._room.get()
         future = self._pool.submit(function, *args)
-        future.add_done_callback(lambda _: self._room.release())
+        future.add_done_callback(lambda _: self._room.put(None))
         return future
 
     def submit_after(self, first: Behind | None, function: Callable[..., T], *args: Any) -> Future[T]:
