@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -84,49 +84,104 @@ class Ahead(Generic[T]):
         self._queue.put(end)
 
 
+class Later(Generic[T]):
+    """What a call will have come to."""
+
+    def __init__(self) -> None:
+        self._end: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Later[T]:
+        """Of a call that was not made."""
+        later = cls()
+        later.end(None, error)
+        return later
+
+    def end(self, value: T | None, error: BaseException | None = None) -> None:
+        """The call has ended so."""
+        self._end.put((value, error))
+
+    @property
+    def done(self) -> bool:
+        """It has ended."""
+        return not self._end.empty()
+
+    def error(self) -> BaseException | None:
+        """Waits for its end: what it raised, if it did."""
+        return self._wait()[1]
+
+    def result(self) -> T:
+        """Waits for its end: what it returned. Raises what it raised."""
+        value, error = self._wait()
+        if error is not None:
+            raise error
+        return cast("T", value)
+
+    def _wait(self) -> tuple[T | None, BaseException | None]:
+        end = self._end.get()
+        self._end.put(end)
+        return end
+
+
 class Behind:
-    """Calls functions one after the other in a thread of its own; `submit` waits while `depth` of them are pending."""
+    """Calls functions one after the other in a thread of its own; who submits waits while `depth` of them are pending.
+
+    Leaving the context waits for them all, or after an error for the one that is under way: the others are dropped.
+    """
 
     def __init__(self, *, depth: int, name: str) -> None:
         self._room = _room(depth)
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._dropping = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def __enter__(self) -> Behind:
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        self._dropping = kind is not None
+        self._calls.put(None)
+        self._thread.join()
 
-    def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Queues a call. Its error stays in the future."""
-        self._room.get()
-        future = self._pool.submit(function, *args)
-        future.add_done_callback(lambda _: self._room.put(None))
-        return future
+    def submit(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        after: Behind | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> Later[T]:
+        """Queues a call; with `after`, behind all that this one has been given before, which then waits for room here.
 
-    def submit_after(self, first: Behind | None, function: Callable[..., T], *args: Any) -> Future[T]:
-        """The same, once `first` has done all that it was given before; at once without it.
-
-        `first` waits where there is no room here, and ends before this one does.
+        `then` is called in the thread once the call has ended. `after` must be left before this one is.
         """
-        if first is None:
-            return self.submit(function, *args)
-        ended: Future[T] = Future()
-        first.submit(lambda: self.submit(function, *args).add_done_callback(lambda done: _pass_on(done, ended)))
-        return ended
+        later: Later[T] = Later()
 
+        def call() -> None:
+            try:
+                later.end(function(*args))
+            except BaseException as error:  # it travels to whoever asks
+                later.end(None, error)
+            if then is not None:
+                then()
 
-def _pass_on(done: Future[T], to: Future[T]) -> None:
-    """How a call ended; one that was cancelled never does, for then nobody waits any more."""
-    if done.cancelled():
-        return
-    error = done.exception()
-    if error is None:
-        to.set_result(done.result())
-    else:
-        to.set_exception(error)
+        if after is None:
+            self._give(call)
+        else:
+            after._give(lambda: self._give(call))
+        return later
+
+    def _give(self, call: Callable[[], None]) -> None:
+        self._room.get()
+        self._calls.put(call)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if not self._dropping:
+                call()
+            self._room.put(None)
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

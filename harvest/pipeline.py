@@ -15,8 +15,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,9 +28,10 @@ from harvest.buffers import Buffers, Rows, sets_for, writers_for
 from harvest.concepts.examples import KeptExamples
 from harvest.concepts.tokengroups import embedded, holds_embeddings
 from harvest.errors import LostLeaseError
+from harvest.interrupt import undivided
 from harvest.model.capture import Capture
 from harvest.outcome import CalledOffError, Outcome, Progress, Watch
-from harvest.overlap import Ahead, Behind
+from harvest.overlap import Ahead, Behind, Later
 from harvest.plan import Plan
 from harvest.records import Assignment, Batch, Shard, ShardRecord, ShardText, SortWindow
 from harvest.reduce.known import reductions_of
@@ -51,6 +52,8 @@ class _Lines:
     reducing: Behind | None
     """Sums are made beside the next rows' forward; None where that is on the same cores, and waits for them."""
     writing: Behind
+    ended: Callable[[], None]
+    """Called when a shard has been written, or given up."""
 
 
 class Pipeline:
@@ -98,7 +101,7 @@ class Pipeline:
 
         Yields one outcome per assignment, in order. A shard that fails does not stop the others; a lost lease does.
         """
-        pending: deque[tuple[Assignment, Future[ShardRecord]]] = deque()
+        pending: deque[tuple[Assignment, Later[ShardRecord]]] = deque()
         self._spent.begin()
         with (
             Capture(self.model, self.plan.names, self.plan.answers) as capture,
@@ -106,15 +109,14 @@ class Pipeline:
             Behind(depth=4, name="harvest-write") as writing,
             Behind(depth=4, name="harvest-sums") if self._beside else contextlib.nullcontext() as reducing,
         ):
-            lines = _Lines(capture=capture, reducing=reducing, writing=writing)
+            # A shard's outcome must not wait for the next one's text.
+            lines = _Lines(capture=capture, reducing=reducing, writing=writing, ended=texts.wake)
             try:
                 for item in waited(texts, self._spent.clock("forward.idle")):
                     if item is not None:
                         assignment, text, seconds = item
-                        future = self.harvest(assignment, text, lines, seconds)
-                        pending.append((assignment, future))
-                        future.add_done_callback(lambda _: texts.wake())  # its outcome must not wait for the next shard
-                    while len(pending) > 1 or (pending and pending[0][1].done()):
+                        pending.append((assignment, self.harvest(assignment, text, lines, seconds)))
+                    while len(pending) > 1 or (pending and pending[0][1].done):
                         outcome = self._outcome(*pending.popleft())
                         with self._spent.clock("commit"):
                             yield outcome
@@ -155,13 +157,13 @@ class Pipeline:
 
     def harvest(
         self, assignment: Assignment, text: ShardText | Exception, lines: _Lines, seconds: Mapping[str, float]
-    ) -> Future[ShardRecord]:
-        """Forward, capture and reduce a shard, write it behind; the future is its record, or its error.
+    ) -> Later[ShardRecord]:
+        """Forward, capture and reduce a shard, write it behind; later there is its record, or its error.
 
         `seconds`: what went into reading it.
         """
         if isinstance(text, Exception):
-            return _failed(text)
+            return Later.failed(text)
         work = self.begin(assignment, text)
         work.seconds.update(seconds)
         try:
@@ -179,18 +181,19 @@ class Pipeline:
                 self._hand_on(window, lines, rows, work)
                 work.raise_error()
         except Exception as error:
-            return lines.writing.submit_after(lines.reducing, work.give_up, error)
-        return lines.writing.submit_after(lines.reducing, work.finish)
+            return lines.writing.submit(work.give_up, error, after=lines.reducing, then=lines.ended)
+        return lines.writing.submit(work.finish, after=lines.reducing, then=lines.ended)
 
     def _hand_on(self, window: SortWindow, lines: _Lines, rows: Rows, work: ShardWork) -> None:
         """Captured rows are added to the sums, and then written behind; what fails there, the work remembers."""
         again = partial(self._again, window, lines.capture, rows, work)
         if lines.reducing is None:
-            work.take(window, rows, again)
+            with undivided():  # the team's pool is not made to be torn
+                work.take(window, rows, again)
         with self._spent.clock("forward.blocked"):
             if lines.reducing is not None:
                 lines.reducing.submit(work.take, window, rows, again, REDUCED_BESIDE)
-            lines.writing.submit_after(lines.reducing, work.write, window, rows, self._buffers.give_back)
+            lines.writing.submit(work.write, window, rows, self._buffers.give_back, after=lines.reducing)
 
     def _check(self, work: ShardWork, text: ShardText, capture: Capture) -> None:
         """The replica's own check, before its first forward."""
@@ -200,12 +203,12 @@ class Pipeline:
         self._spent.add("start", time.monotonic() - self._begin)
         self._spent.add("load", self._load_seconds)
 
-    def _outcome(self, assignment: Assignment, future: Future[ShardRecord]) -> Outcome:
+    def _outcome(self, assignment: Assignment, written: Later[ShardRecord]) -> Outcome:
         """Of a shard that has been written, or waited for; its record says what this thread spent since the last."""
         with self._spent.clock("forward.blocked"):
-            error = future.exception()
+            error = written.error()
         if error is None:
-            record = future.result()
+            record = written.result()
             spent = {stage: round(seconds, 6) for stage, seconds in self._spent.take().items()}
             return Outcome(assignment=assignment, record=replace(record, seconds={**record.seconds, **spent}))
         if isinstance(error, LostLeaseError) or not isinstance(error, Exception):
@@ -295,9 +298,3 @@ class Pipeline:
             tokens_per_batch=self.plan.resolved.tokens_per_batch,
             rows_per_window=self.plan.resolved.rows_per_sort_window,
         )
-
-
-def _failed(error: Exception) -> Future[ShardRecord]:
-    future: Future[ShardRecord] = Future()
-    future.set_exception(error)
-    return future

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvest.errors import DocumentError, MismatchError, WorkError
+from harvest.interrupt import undivided
 from harvest.outcome import Outcome, describe
 from harvest.records import Assignment, ShardRecord, ShardText
-from harvest.runtime.interrupt import undivided
 from harvest.runtime.progress import Observer
 from harvest.runtime.schedule import Schedule
 from harvest.runtime.slices import ReadFacts

@@ -17,6 +17,7 @@ LEVELS = {
     "settings": 1,
     "config": 2,
     "overlap": 2,
+    "interrupt": 2,
     "glance": 2,
     "stages": 2,
     "source": 3,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from harvest.errors import WorkError
+from harvest.interrupt import undivided
 from harvest.records import Assignment, ShardRecord
 from harvest.runtime.intake import Intake, Report
-from harvest.runtime.interrupt import undivided
 from harvest.runtime.progress import Silent
 from harvest.store.ledger import Ledger
 from harvest.store.opening import open_files
