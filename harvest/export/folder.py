@@ -19,9 +19,10 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from harvest.errors import RequestError, WorkError
+from harvest.errors import HarvestError, RequestError, WorkError
 from harvest.store.files import Bytes, Files, Sink, naming_full_disk
 from harvest.store.folder import require_writable
+from harvest.store.local import sync_folder
 from harvest.store.opening import open_files
 
 UNFINISHED = "UNFINISHED.json"
@@ -187,10 +188,11 @@ class Folder:
 
     def _remove(self) -> None:
         """What was written, and nothing else; never hides the failure that led here."""
-        with contextlib.suppress(OSError):
-            for path, writer in self._written.items():
+        for path, writer in self._written.items():  # each by itself: one that cannot be dropped leaves the others to be
+            with contextlib.suppress(OSError, HarvestError):
                 writer.abort()
                 self._files.delete(path)
+        with contextlib.suppress(OSError, HarvestError):
             self._files.delete(UNFINISHED)
             if self._target.local:
                 for folder, _, _ in os.walk(self._files.url, topdown=False):
@@ -206,17 +208,9 @@ def _unusable(out: str, error: OSError) -> RequestError:
 def _rename(source: str, target: str) -> None:
     """Makes every name below durable, then the folder's own; an empty folder of that name is replaced."""
     for folder, _, _ in os.walk(source):
-        _sync(folder)
+        sync_folder(folder)
     try:
         os.rename(source, target)
     except OSError as error:
         raise WorkError(f"{source} is complete, but cannot become {target}: {error.strerror}; rename it") from None
-    _sync(os.path.dirname(target))
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(os.path.dirname(target))

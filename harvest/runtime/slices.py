@@ -72,6 +72,7 @@ class Slices:
 
         `patient`: the worker has something to do, and waits rather than leave its file. None: nothing now.
         """
+        self._lanes = [lane for lane in self._lanes if not lane.over]  # else a worker's first file would stay its own
         own = next((lane for lane in self._lanes if lane.reader == worker), None)
         if own is not None and (own.head is not None or (patient and not own.over)):
             return own.take(worker)

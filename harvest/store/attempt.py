@@ -10,7 +10,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from harvest.errors import WorkError
+from harvest.errors import HarvestError, WorkError
 from harvest.records import ArraySpec, StoredObject
 from harvest.store import layout
 from harvest.store.chunks import compressed, index_bytes
@@ -214,10 +214,10 @@ class AttemptWriter:
 
     def abort(self) -> None:
         """Removes what this writer opened, and nothing else; never hides the failure that led here."""
-        with contextlib.suppress(OSError):
-            for sink in self._sinks.values():
+        for sink in self._sinks.values():  # each by itself: one that cannot be dropped leaves the others to be
+            with contextlib.suppress(OSError, HarvestError):
                 sink.abort()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, HarvestError):
             self.files.delete_tree(self.path, only=self._sinks.__contains__)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from harvest.errors import DamageError, HarvestError, LostLeaseError, RequestError, WorkError
+from harvest.errors import DamageError, HarvestError, LostLeaseError, RequestError
 from harvest.records import FORMAT_VERSION
 from harvest.store import layout
 from harvest.store.files import Files, naming_full_disk
@@ -166,7 +166,7 @@ class Lease:
         with self._mutex:
             self._holder = replace(self._holder, doing=doing, since=time.time())
             if self._lost is None:
-                with contextlib.suppress(OSError, WorkError):  # the next beat tries again
+                with contextlib.suppress(OSError, HarvestError):  # the next beat tries again
                     self._renew()
 
     def check(self) -> None:
@@ -206,8 +206,9 @@ class Lease:
             with self._mutex:
                 if self._lost is not None:
                     return
-                # A store that cannot be reached now may be at the next beat; `check` meets the error itself.
-                with contextlib.suppress(OSError, WorkError):
+                # A store that cannot be reached now, or takes no credentials, may at the next beat; `check` meets the
+                # error itself.
+                with contextlib.suppress(OSError, HarvestError):
                     self._renew()
 
     def _renew(self) -> None:

@@ -93,7 +93,7 @@ class LocalFiles:
         with _temporary(target, data) as temporary:
             if not _link(temporary, target):
                 return False
-        _sync_folder(os.path.dirname(target))
+        sync_folder(os.path.dirname(target))
         return True
 
     def replace(self, path: str, data: bytes) -> None:
@@ -101,7 +101,7 @@ class LocalFiles:
         _make_folders(os.path.dirname(target))
         with _temporary(target, data) as temporary:
             os.replace(temporary, target)
-        _sync_folder(os.path.dirname(target))
+        sync_folder(os.path.dirname(target))
 
     def swap(self, path: str, old: bytes, new: bytes) -> bool:
         target = self._at(path)
@@ -114,7 +114,7 @@ class LocalFiles:
                 os.replace(temporary, target)
         except FileNotFoundError:
             return False
-        _sync_folder(os.path.dirname(target))
+        sync_folder(os.path.dirname(target))
         return True
 
     def open_write(self, path: str) -> LocalSink:
@@ -127,8 +127,8 @@ class LocalFiles:
     def sync(self, prefix: str) -> None:
         start = self._at(prefix)
         for folder in [start, *(f"{self.root}/{path}" for path, _, is_folder in _walk(start, prefix) if is_folder)]:
-            _sync_folder(folder)
-        _sync_folder(os.path.dirname(start))
+            sync_folder(folder)
+        sync_folder(os.path.dirname(start))
 
     def delete(self, path: str) -> None:
         target = self._at(path)
@@ -229,10 +229,11 @@ def _make_folders(folder: str) -> None:
             raise
     except FileNotFoundError:  # the parent was removed as empty in between
         _make_folders(folder)
-    _sync_folder(parent)
+    sync_folder(parent)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Makes the names in a folder durable, where its file system can."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

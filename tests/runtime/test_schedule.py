@@ -66,6 +66,39 @@ def test_a_grown_limit_harvests_the_rest_and_nothing_twice(length: int, size: in
     assert rows_of(kept | drive(after, after.schedule(committed=kept), [])) == after.expected()
 
 
+def taken(world: World, workers: list[str]) -> list[tuple[str, Assignment]]:
+    """Who takes what, where each has one shard under way while it takes the next."""
+    schedule, order = world.schedule(), []
+    under_way: dict[str, list[Assignment]] = {worker: [] for worker in workers}
+    while not schedule.finished:
+        for worker, holds in under_way.items():
+            if (assignment := schedule.next(worker)) is not None:
+                order.append((worker, assignment))
+                holds.append(assignment)
+                schedule.read(assignment.shard.key, world.facts(assignment))
+            if len(holds) > 1 or (holds and assignment is None):
+                done = holds.pop(0)
+                schedule.committed(record(done.shard, world.facts(done)))
+    return order
+
+
+def test_one_worker_takes_the_shards_of_many_files_in_dataset_order() -> None:
+    """It goes on with the file that it reads, whichever it read before."""
+    world = World([40] * 4, [True] * 4, 10)
+    found = [assignment.shard.key for _, assignment in taken(world, [""])]
+    assert found == [f"f{file:05d}-s{at:06d}" for file in range(4) for at in range(4)]
+
+
+def test_workers_go_on_with_the_files_that_they_read() -> None:
+    """A reader that leaves its file has to find its place in another one, at worst from the front."""
+    last: dict[str, int] = {}
+    moves = 0
+    for worker, assignment in taken(World([100] * 12, [True] * 12, 10), ["worker-0", "worker-1", "worker-2"]):
+        moves += last.get(worker) != assignment.shard.file
+        last[worker] = assignment.shard.file
+    assert moves <= 12 + 2, "each file is begun once, and at the end some are shared"
+
+
 def test_a_poison_shard_is_given_up_after_its_attempts_while_the_rest_goes_on() -> None:
     world = World([30], [True], 10)
     schedule = world.schedule(attempts=2)

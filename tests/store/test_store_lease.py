@@ -294,13 +294,16 @@ def test_an_interrupt_between_a_renewal_and_the_note_of_it_costs_no_lease(
     assert holder.released
 
 
-def test_a_store_that_is_away_for_a_while_costs_no_lease(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), RequestError("credentials have expired")])
+def test_a_store_that_is_away_for_a_while_costs_no_lease(
+    files: Files, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     away = threading.Event()
     swap = files.swap
 
     def sometimes(path: str, old: bytes, new: bytes) -> bool:
         if away.is_set():
-            raise OSError(5, "Input/output error")
+            raise error
         return swap(path, old, new)
 
     monkeypatch.setattr(files, "swap", sometimes)
@@ -308,7 +311,10 @@ def test_a_store_that_is_away_for_a_while_costs_no_lease(files: Files, monkeypat
         away.set()
         time.sleep(0.1)
         away.clear()
-        time.sleep(0.1)
+        before, until = read_holder(files), time.monotonic() + 20
+        while read_holder(files) == before and time.monotonic() < until:
+            time.sleep(0.02)
+        assert read_holder(files) != before, "it beats again"
         lease.check()
         holder = read_holder(files)
         assert holder is not None
